@@ -18,8 +18,11 @@ from dflash_local.request import MAX_NEW_TOKENS, MAX_TEMPERATURE
 APP = "dflash-local"
 SETTINGS_FILE = "settings.json"
 HUB_ENDPOINT = "https://huggingface.co"
-# Quiet and private libraries; set only where the user has not decided otherwise.
+DEVICE_ORDER = "CUDA_DEVICE_ORDER"
+# Quiet and private libraries, and GPUs in nvidia-smi's order, where CUDA's own is by speed; set only where the user has
+# not decided otherwise.
 LIBRARY_DEFAULTS = {
+    DEVICE_ORDER: "PCI_BUS_ID",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "GRADIO_ANALYTICS_ENABLED": "False",
@@ -140,7 +143,7 @@ def environment() -> dict[str, str]:
 
 
 def quiet_libraries() -> None:
-    """Turn off telemetry, progress bars, chatter and Xet of libraries; call before importing them."""
+    """Set ``LIBRARY_DEFAULTS`` and turn off Xet; call before importing libraries."""
     for name, value in LIBRARY_DEFAULTS.items():
         os.environ.setdefault(name, value)
     os.environ["HF_HUB_DISABLE_XET"] = "1"  # of this process: ``store.xet`` has one of its own

@@ -12,6 +12,7 @@ from dflash_local.app.models import ModelStore, registry
 from dflash_local.app.notices import Notify
 from dflash_local.app.recommending import row_summary, summary
 from dflash_local.app.resolve import Choice, choose, package_plan, refuse_what_does_not_run, wanted, with_local_mirror
+from dflash_local.errors import UsageError
 from dflash_local.events import Notice, PullProgress
 from dflash_local.settings import Settings
 from dflash_local.tables import UNKNOWN, amount, listing, rate
@@ -118,11 +119,20 @@ def prepare(
     store, hub = ModelStore.of(user), Hub.of(user, xet)
     plan = pull.prepare(needs, hub, store.cache, store.manifests, update=update)
     where = machine(user, notify=notify)
-    found = [summary(choice, shapes(choice, store), where, user, variants=False) for choice in choices]
+    found = [settings_summary(choice, where, user, store) for choice in choices]
     verdicts = {each.pair: each.fits for each in found}
     slow = tuple(filter(None, (slow_here(each, where, user) for each in found)))
     packages = tuple(filter(None, dict.fromkeys(package_plan(choice, store) for choice in choices)))
     return Download(plan, verdicts, slow, where, hub, store, packages)
+
+
+def settings_summary(choice: Choice, where: Machine, user: Settings, store: ModelStore) -> Summary:
+    """Sum up a pair as the user's settings load it; as if there were none where they do not suit it."""
+    known = shapes(choice, store)
+    try:
+        return summary(choice, known, where, user, user.load_config, variants=False)
+    except UsageError:  # which a load says
+        return summary(choice, known, where, user, variants=False)
 
 
 class BeforeDownload(NamedTuple):

@@ -6,6 +6,7 @@ Shapes come from the files when they are here, else from the registry. Nothing i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +18,7 @@ from dflash_local.checkpoint_files.config_values import UnknownValue
 from dflash_local.checkpoint_files.source import needed_config, open_source
 from dflash_local.errors import CheckpointError, DoesNotFitError, SettingsError, UsageError
 from dflash_local.events import Notice
-from dflash_local.load_config import takes_several
+from dflash_local.load_config import BALANCED, takes_several
 
 if TYPE_CHECKING:
     from dflash_local.catalog.bundled import Pair
@@ -55,7 +56,7 @@ def machine(
     user: Settings,
     gpu: str | None = None,
     memory_gib: float | None = None,
-    device: str = "auto",
+    device: str | None = None,
     loaded: Loaded | None = None,
     count: int = 1,
     notify: Notify | None = None,
@@ -64,6 +65,7 @@ def machine(
     """Describe the machine named by the options, else this one.
 
     Args:
+        device: None takes that of the settings, where it is there; of named GPUs balanced spreads layers over them.
         count: so many of the GPU that is named. others: named GPUs beside it.
         loaded: what this process has loaded and would give back for another pair: it counts as free.
         notify: lets a CPU or a card that was never probed be measured, and says so; without it only a kept probe is
@@ -72,19 +74,30 @@ def machine(
     Raises:
         UsageError: no such card, not a size, a number of nothing, or a device that is not there.
     """
-    from dflash_local.planner.machine import named, this_machine
+    from dflash_local.planner.machine import named, several_named
 
     if count > 1 and gpu is None and memory_gib is None:
         raise UsageError(f"--gpus {count} needs to know which", "--gpu 'RTX 4090' or --gpu-memory 24")
     if others and (count > 1 or memory_gib is not None):
         raise UsageError("--gpu is given more than once", "each names one card: leave out --gpus and --gpu-memory")
     if gpu is not None or memory_gib is not None:
-        found = named(gpu, memory_gib, count)
-        return replace(found, others=tuple(named(other, None) for other in others)) if others else found
-    found = this_machine(device, user.environ, given_back=_given_back(loaded))
+        found = named(gpu, memory_gib, count) if gpu is None or not others else several_named([gpu, *others])
+        if device != BALANCED or found.count == 1:
+            return found
+        return replace(found.together(), why=f"layers spread over all of them; {found.others[0].why}")
+    found = _this_machine(user, device, _given_back(loaded))
     if found.kind == "cpu":
         return replace(found, rates=_cpu_rates(user, notify))
     return _measured(found, user, notify) if found.runs_kernels(dense=False) else found
+
+
+def _this_machine(user: Settings, device: str | None, given_back: Mapping[str, int]) -> Machine:
+    from dflash_local.planner.machine import this_machine
+
+    if device is None:
+        with suppress(UsageError):  # it is not there, which a load says
+            return this_machine(user.load_config.device, user.environ, given_back=given_back)
+    return this_machine(device or "auto", user.environ, given_back=given_back)
 
 
 def _measured(found: Machine, user: Settings, notify: Notify | None) -> Machine:
@@ -249,8 +262,7 @@ def configuration(part: Repo | Path | None, row: Row | None, store: ModelStore |
 
 def too_big(found: Plan) -> bool:
     """Say whether sizes are known and memory is what is missing; other objections are the engine's to raise."""
-    total = found.ledger.total
-    return not found.fits and total is not None and total > found.machine.free
+    return not found.fits and found.lacking > 0
 
 
 def refusal_of(found: Plan, near: Plan | None, hint: str = "") -> DoesNotFitError:

@@ -166,7 +166,7 @@ def adapt_pair(
         from dflash_local.adapt import report, run
     opened = partial(engine_session, load=published, user=user, notify=notify)
     try:
-        learnt = run.adapt(pair, source.conversations, minutes, work, kept, opened, progress_of(notify))
+        learnt = run.adapt(pair, source.conversations, minutes, published, work, kept, opened, progress_of(notify))
     except OSError as error:
         what = f"{error.filename or work} cannot be written: {error.strerror}"
         raise DoesNotFitError(what, "make room there and run it again: it goes on where it was") from error

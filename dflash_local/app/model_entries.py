@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from dflash_local.app.fitting import Loaded, machine
 from dflash_local.app.models import ModelStore, install_status, model_store, registry
 from dflash_local.app.recommending import row_summary
 from dflash_local.app.resolve import choose
-from dflash_local.errors import DFlashError, UsageError
+from dflash_local.errors import UsageError
 from dflash_local.settings import Settings
 from dflash_local.tables import gib
 
@@ -25,7 +24,7 @@ class ModelEntry:
     """Describes a pair that can be chosen.
 
     Attributes:
-        state: bundled, local, variant (only a pre-quantised target of it is here), partial or absent.
+        state: see ``InstallStatus``.
         fits: the memory plan's word on this machine. size: of its download, as text. slow: as ``Summary.slow``.
         good_at: as in the registry, else empty. licence: of the target, else empty.
         plain, drafted: predicted tokens per second here; None where no speed is.
@@ -101,15 +100,10 @@ def model_entry(name: str, user: Settings, loaded: Loaded | None = None) -> Mode
 
 def _entry(row: Row, store: ModelStore | None, where: Machine, user: Settings) -> ModelEntry:
     found = row_summary(row, where, user)
-    state: str = install_status(row, store).state
-    for each in row.variants if store is not None and state in ("partial", "absent") else ():
-        with suppress(DFlashError):  # a damaged repository is not here
-            here = store.find(each.source) if store is not None else None
-            state = "variant" if here is not None and here.complete else state
     size = "" if row.bundled else gib(found.download_gib, found.computed)
     return ModelEntry(
         row.bundled or row.name,
-        state,
+        install_status(row, store).state,
         found.fits,
         size,
         found.slow,

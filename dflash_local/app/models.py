@@ -15,11 +15,11 @@ from dflash_local.tables import GIB
 
 if TYPE_CHECKING:
     from dflash_local.catalog.registry import Registry
-    from dflash_local.catalog.row import Repo, Row
+    from dflash_local.catalog.row import Repo, Row, Variant
     from dflash_local.store.cache import Cache
     from dflash_local.store.local import Local
 
-State = Literal["bundled", "local", "partial", "absent"]
+State = Literal["bundled", "local", "variant", "partial", "absent"]
 OVERLAY = "registry.yaml"
 
 
@@ -61,22 +61,32 @@ def model_store(user: Settings) -> ModelStore | None:
 
 @dataclass(frozen=True, slots=True)
 class InstallStatus:
-    """Holds a row and what is here of its two repositories."""
+    """Holds a row and what is here of its two repositories, and of its pre-quantised targets."""
 
     row: Row
     target: Local | None
     drafter: Local | None
+    variants: tuple[tuple[Variant, Local], ...] = ()
+
+    @property
+    def parts(self) -> tuple[Local, ...]:
+        """List all that is here."""
+        own = (self.target, self.drafter)
+        return (*(part for part in own if part is not None), *(part for _, part in self.variants))
 
     @property
     def state(self) -> State:
-        """Return bundled, local (both complete), partial (something) or absent."""
+        """Return bundled, local (both complete), variant (only a pre-quantised target is, with the drafter), partial
+        (something) or absent.
+        """
         if self.row.bundled:
             return "bundled"
-        wanted = [repo for repo in (self.row.target, self.row.drafter) if repo is not None]
-        found = [item for item in (self.target, self.drafter) if item is not None]
-        if found and len(found) == len(wanted) and all(item.complete for item in found):
-            return "local"
-        return "partial" if found else "absent"
+        if self.row.drafter is None or (self.drafter is not None and self.drafter.complete):
+            if self.target is not None and self.target.complete:
+                return "local"
+            if any(part.complete for _, part in self.variants):
+                return "variant"
+        return "partial" if self.parts else "absent"
 
     @property
     def of_package(self) -> bool:
@@ -90,13 +100,15 @@ class InstallStatus:
 
     @property
     def size(self) -> int:
-        """Sum the bytes on disk of both."""
-        return sum(item.size for item in (self.target, self.drafter) if item is not None)
+        """Sum the bytes on disk of all that is here."""
+        return sum(part.size for part in self.parts)
 
     @property
     def verified(self) -> bool:
-        """Say whether every byte of both was checked against the Hub."""
-        return self.state == "local" and all(i.verified for i in (self.target, self.drafter) if i is not None)
+        """Say whether every byte of what a load would take was checked against the Hub."""
+        complete = [part for _, part in self.variants if part.complete]
+        used = (*([self.target] if self.state == "local" else complete), self.drafter)
+        return self.state in ("local", "variant") and all(part.verified for part in used if part is not None)
 
 
 def install_status(row: Row, store: ModelStore | None) -> InstallStatus:
@@ -112,9 +124,9 @@ def install_status(row: Row, store: ModelStore | None) -> InstallStatus:
     drafters = [row.drafter, *(Repo(name) for name in row.mirrors)] if row.drafter else []
     found = (_look(repo, store) for repo in drafters)
     target = None if row.package is None else package.find(store.packages, row.package)
-    return InstallStatus(
-        row, target or _look(row.target, store), next((item for item in found if item is not None), None)
-    )
+    drafter = next((item for item in found if item is not None), None)
+    variants = ((each, part) for each in row.variants if (part := _look(each.source, store)) is not None)
+    return InstallStatus(row, target or _look(row.target, store), drafter, tuple(variants))
 
 
 def _look(repo: Repo | None, store: ModelStore) -> Local | None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dflash_local.planner.plan import Plan
 
 DEVICES = {"cpu": "the only one on a CPU", "mps": "the only one on an Apple GPU"}
+ASKED = "as asked for: its kernels are for GPUs"
 NO_KERNELS = "as the other one's kernels are not for this card"
 REFUSED = "as the other one refuses this load"
 
@@ -35,9 +36,9 @@ def planned_engine(choice: Choice, plan: Plan) -> PlannedEngine:
     llama.cpp is proposed where the reference engine would run it, which reads 16 bits of a weight or more; not for the
     pairs of the first run, which were measured to be faster here.
     """
-    if plan.engine == FUSED:
-        return PlannedEngine(FUSED, "whose kernels are for this card and format")
     machine = plan.machine
+    if plan.engine == FUSED:
+        return PlannedEngine(FUSED, ASKED if machine.kind in DEVICES else "whose kernels are for this card and format")
     why = plan.slow or DEVICES.get(machine.kind) or (REFUSED if machine.kernels else NO_KERNELS)
     row = choice.row
     if row is not None and (row.bundled or row.bundled_drafter):

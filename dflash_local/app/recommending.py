@@ -16,7 +16,7 @@ from dflash_local.app.notices import Notify
 from dflash_local.app.resolve import Choice, Suit, missing_files, size_gib, with_local_mirror
 from dflash_local.errors import DFlashError, UsageError
 from dflash_local.events import Notice
-from dflash_local.load_config import LoadConfig
+from dflash_local.load_config import FUSED, LoadConfig
 from dflash_local.tables import GIB, UNKNOWN, rate
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def over_two(
     """Plan the best weights over two such cards, with a context that is of use; None where they hold none."""
     from dflash_local.planner.plan import USABLE, context_limit
 
-    if where.count > 1 or where.kind not in ("cuda", "named"):
+    if where.count > 1 or where.cards or where.kind not in ("cuda", "named"):
         return None
     drafter = known.drafter if config.draft else None
     chat = replace(config, context=config.context or min(USABLE, context_limit(known.target, drafter)))
@@ -219,11 +219,18 @@ def over_all(
     preference: Preference = "balanced",
     store: ModelStore | None = None,
 ) -> Recommendation | None:
-    """Plan every way to have a pair's weights over all GPUs of a machine; None where no engine takes the options so."""
-    together = where.together()
+    """Plan every way to have a pair's weights over all GPUs of a machine, of more than two over those with most free
+    memory where the engine takes two; None where no engine takes the options so.
+    """
+
+    def spread(together: Machine) -> Recommendation:
+        asked = replace(config, device=together.device)
+        return recommended(choice, known, together, user, asked, preference=preference, store=store)
+
     try:
-        spread = replace(config, device=together.device)
-        return recommended(choice, known, together, user, spread, preference=preference, store=store)
+        found, two = spread(where.together()), where.roomiest_two()
+        best = found.best or found.smallest
+        return spread(two) if two is not None and best is not None and best.plan.engine == FUSED else found
     except UsageError:  # a target and an option of which one is for the fused engine, and one is not
         return None
 
@@ -398,9 +405,9 @@ def _expected_lengths(choice: Choice, drafter: Drafter, user: Settings) -> Expec
 
 
 def suited(load: LoadConfig, user: Settings, notify: Notify) -> Suit:
-    """Let ``resolve`` take a pre-quantised target of a row where its own does not fit this machine.
+    """Let ``resolve`` take a pre-quantised target of a row that is here, or where its own does not fit this machine.
 
-    Nothing changes for what lies here, for another drafter, or where the weights' format was asked for.
+    Nothing changes where its own is here, for another drafter, or where the weights' format was asked for.
     """
 
     def suit(choice: Choice, store: ModelStore) -> Choice:
@@ -412,12 +419,25 @@ def suited(load: LoadConfig, user: Settings, notify: Notify) -> Suit:
         if known is None or not load.fit_check:
             return choice
         found = recommended(choice, known, machine(user, device=load.device), user, load, store=store)
-        best = found.best
+        kept = _kept(found, store)
+        best = kept or found.best
         if best is None or best.weights.fidelity == 0 or best.weights.variant is None:
             return choice
         variant = best.weights.variant
         why = found.rest[0].plan.reason if found.rest else f"{row.name} leaves too little context"
-        notify(Notice(f"{variant.model} ({best.fidelity}) is taken: {why}"))
+        notify(Notice(f"{variant.model} ({best.fidelity}) is taken: {'it is here' if kept else why}"))
         return choice.with_variant(variant)
 
     return suit
+
+
+def _kept(found: Recommendation, store: ModelStore) -> Option | None:
+    """Return the best of the pre-quantised targets that are here, where it has room for a chat and no slower engine."""
+    for option in found.fitting:
+        variant = option.weights.variant
+        if variant is not None and option.chat and option.plan.engine == found.fitting[0].plan.engine:
+            with suppress(DFlashError):  # a damaged repository is not here
+                here = store.find(variant.source)
+                if here is not None and here.complete:
+                    return option
+    return None

@@ -12,7 +12,7 @@ def headline(finished: Finished) -> str:
     stats, length = finished.stats, tokens_a_step(finished.stats)
     up = speed_up(stats.mode, stats.tokens_per_s, stats.plain_step_s)
     parts = (
-        counted(finished.usage.completion_tokens, "token"),
+        counted(finished.usage.completion_tokens, "token") if finished.usage.completion_tokens else None,
         f"{short(stats.tokens_per_s)} tok/s" if stats.tokens_per_s else None,
         None if up is None else f"{up:.1f}x",
         "plain" if stats.mode == "ar" else None if length is None else f"{length:.1f} a step",
@@ -64,10 +64,15 @@ def details(finished: Finished) -> list[str]:
     if stats.distinct_experts:
         counts = ", ".join(f"{count:.0f} at {rows}" for rows, count in stats.distinct_experts)
         lines.append(f"different experts a layer by rows: {counts}")
-    times = f"first token after {stats.ttft_s:.3f} s, {stats.end_to_end_tokens_per_s:.1f} tok/s with the prompt"
+    rate = stats.end_to_end_tokens_per_s
+    parts = (
+        f"first token after {stats.ttft_s:.3f} s" if stats.ttft_s else None,
+        f"{rate:.1f} tok/s with the prompt" if rate else None,
+    )
+    times = ", ".join(filter(None, parts))
     if stats.draft_s or stats.verify_s or stats.other_s:  # a server reports no phases
         times += f"; draft {stats.draft_s:.3f} s, verify {stats.verify_s:.3f} s, other {stats.other_s:.3f} s"
-    return [*lines, times]
+    return [*lines, times] if times else lines
 
 
 def mode_name(stats: Stats) -> str:

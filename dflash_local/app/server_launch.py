@@ -24,7 +24,7 @@ from dflash_local.events import LoadProgress, Notice
 from dflash_local.remote.endpoint import ServerEndpoint
 from dflash_local.remote.programs import PROGRAMS, launching_of
 from dflash_local.remote.programs.server_program import Program, variable_of
-from dflash_local.settings import Settings
+from dflash_local.settings import DEVICE_ORDER, LIBRARY_DEFAULTS, Settings
 from dflash_local.store.atomic import make_private
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ def launch(
     for name in command.fetched:
         notify(Notice(f"{name} is not on this machine: {title} downloads it; dflash pull would check every file"))
     own = {how.key_variable: token} if how.key_variable else {}
-    own |= {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
+    order = user.environ.get(DEVICE_ORDER, LIBRARY_DEFAULTS[DEVICE_ORDER])
+    own |= {"CUDA_VISIBLE_DEVICES": visible, DEVICE_ORDER: order} if visible else {}
     granted = _granted(user, command, executable, own)
     where = ServerEndpoint(endpoint.url, token)
     process = ServerProcess(program, [*argv, *extra], user.environ, granted, where, log, choice.name)

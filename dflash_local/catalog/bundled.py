@@ -63,8 +63,10 @@ class Pair:
 
     @property
     def drafting_name(self) -> str:
-        """Return the name, with the drafter where that is another one than its own."""
-        return self.name if self.counted else f"{self.name} with {self.drafter}"
+        """Return what tells its drafter from all others: the name, or where target and drafter lie that have none."""
+        named = self.bundled or self.row is not None
+        name = self.name if named else str(self.target.resolve())
+        return name if named and self.counted else f"{name} with {self.drafter and self.drafter.resolve()}"
 
     @property
     def label(self) -> str:

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dflash_local.app.download import Download, before_download, prepare, slow_here
-from dflash_local.app.fitting import machine, shapes
+from dflash_local.app.download import Download, before_download, prepare, settings_summary, slow_here
+from dflash_local.app.fitting import machine
 from dflash_local.app.models import ModelStore
-from dflash_local.app.recommending import Summary, summary
+from dflash_local.app.recommending import Summary
 from dflash_local.app.resolve import Choice, Missing, Obtain
 from dflash_local.cli.console import Console
 from dflash_local.cli.progress import PullLines
@@ -83,8 +83,7 @@ def obtain(user: Settings, console: Console, allow_mismatch: bool) -> Obtain:
         if not console.can_ask:
             return False
         where = machine(user, notify=console.notify)
-        known = shapes(missing.choice, ModelStore.of(user))
-        found = summary(missing.choice, known, where, user, variants=False)
+        found = settings_summary(missing.choice, where, user, ModelStore.of(user))
         for line in _before_download(missing.choice, user, found, console.note_columns):
             console.note(line)
         slow = slow_here(found, where, user)

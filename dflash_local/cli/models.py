@@ -169,10 +169,10 @@ def _here(
     from dflash_local.store.local import scan
 
     bundled = [item.row.name for item in rows if item.state == "bundled"]
-    here = [item for item in rows if item.state in ("local", "partial")]
-    ours = {part.repo: part.size for item in here for part in (item.target, item.drafter) if part is not None}
+    here = [item for item in rows if item.parts]
+    sizes = {(part.repo, part.folder): part.size for item in here for part in item.parts}
+    ours, total = {repo for repo, _ in sizes}, sum(sizes.values())
     others = [] if store is None else [item for item in scan(store.cache, store.manifests) if item.repo not in ours]
-    total = sum(ours.values())
     where = str(store.cache.folder) if store else None
     if as_json:
         pairs = [_local_json(item) for item in here]
@@ -201,11 +201,11 @@ def _here(
 
 def _local_rows(item: InstallStatus) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
-    parts = (("target", item.row.target, item.target), ("drafter", item.row.drafter, item.drafter))
-    for name, repo, part in parts:
-        if repo is None:
-            continue
-        shown = item.row.name if name == "target" else f"  {part.repo if part else repo.id}"
+    parts = [(item.row.name, "target", item.target)]
+    if item.row.drafter is not None:
+        parts.append((f"  {item.drafter.repo if item.drafter else item.row.drafter.id}", "drafter", item.drafter))
+    parts += [(f"  {variant.model}", "variant", part) for variant, part in item.variants]
+    for shown, name, part in parts:
         if part is None:
             lines.append((shown, name, "-", "-", "-", "not here"))
             continue
@@ -231,6 +231,7 @@ def _local_json(item: InstallStatus) -> dict[str, Any]:
         "gib": in_gib(item.size),
         "target": _part_json(item.target),
         "drafter": _part_json(item.drafter),
+        "variants": {variant.model: _part_json(part) for variant, part in item.variants},
     }
 
 

@@ -19,7 +19,7 @@ from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.own_work import OwnWorkPlan, plan_own_work
 from dflash_local.errors import CODES, DoesNotFitError, UsageError
-from dflash_local.load_config import LoadConfig
+from dflash_local.load_config import BALANCED, LoadConfig
 from dflash_local.tables import wrapped
 from dflash_local.ui import pair_text, plan_text
 
@@ -67,6 +67,9 @@ def plan(
     call = Invocation.begin()
     user, console = call.user, call.console
     first, others = (gpu[0], gpu[1:]) if gpu else (None, [])
+    named = gpu or gpu_memory is not None  # while a device is one of this machine
+    if named and (load.device != BALANCED or gpus + len(others) == 1):
+        load = replace(load, device="auto")
 
     def machine_for(notify: Notify | None) -> Machine:
         return fitting.machine(user, first, gpu_memory, load.device, count=gpus, notify=notify, others=others)
@@ -145,6 +148,8 @@ def _page(choice: Choice, plans: PairPlans, details: bool, width: int) -> list[s
     if best is not None:
         variant = () if best.weights.variant is None else ("--variant", best.weights.variant.name)
         words = ("dflash chat", name, *variant, *best.config.arguments())
+        if best.plan.crowded and plans.summary.slow:  # else the verdict has it
+            page += ["", *wrapped(f"{name} {best.plan.crowded}", width)]
         page += ["", *wrapped(f"start it with: {' '.join(words)}", width)]
         chosen = planned_engine(choice, best.plan)
         if chosen.llama_cpp or not details:  # which name the engine, too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +17,7 @@ from dflash_local.cli.fetch import fetch
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.load_options import VARIANT_HELP
 from dflash_local.errors import UsageError
-from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
+from dflash_local.load_config import LOAD_OPTIONS
 from dflash_local.tables import amount, in_gib, listing
 
 if TYPE_CHECKING:
@@ -69,8 +70,9 @@ def pull(
         refuse_announced(choice)
         choice.announce(console.notify)
     if not force and (store := model_store(user)) is not None:
-        suit = suited(LoadConfig(), user, console.notify)
-        choices = [suit(choice, store) for choice in choices]
+        suit = suited(user.load_config, user, console.notify)
+        with suppress(UsageError):  # settings that do not suit this machine or one of them, which a load says
+            choices = [suit(choice, store) for choice in choices]
     with_repos = [choice for choice in choices if choice.roles]
     if not as_json:
         for choice in choices:

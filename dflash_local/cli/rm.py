@@ -6,6 +6,7 @@ What another pair uses, or another program put there, goes only when it is agree
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,7 +74,10 @@ def _remove_adaptations(call: Invocation, models: list[str], dry_run: bool, as_j
     """Take away files that dflash adapt makes again."""
     found = adaptations_here(models, call.user)
     for path in () if dry_run else found:
-        path.unlink(missing_ok=True)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
     lines = [f"{'would remove' if dry_run else 'removed'} {path}" for path in found]
     report = {"dry_run": dry_run, "adaptations": [str(path) for path in found]}
     call.console.result(report, lines or [f"no drafter of {listing(models)} has learnt anything here"], as_json)

@@ -45,9 +45,10 @@ def show(
         return
     store = model_store(user)
     item = install_status(row, store)
+    device = None if load.device == user.load_config.device else load.device
     if load == user.load_config:
         load = LoadConfig()  # settings for running pairs must not keep one that they do not suit from being shown
-    where = fitting.machine(user, gpu, gpu_memory, load.device)
+    where = fitting.machine(user, gpu, gpu_memory, device)
     own = fitting.row_choice(row, user)
     plans = pair_plans(own, fitting.shapes(own, store), where, user, load, store=store)
     lines = [*pair_text.pair_page(item, plans, store, console.columns, details), *_adapted(model, user)]
@@ -61,6 +62,9 @@ def _adapted(model: str, user: Settings) -> list[str]:
 
     lines = []
     for path in adaptations_here([model], user):
+        if path.is_dir():
+            lines.append(f"dflash adapt {model} was not finished: the same command goes on")
+            continue
         try:
             found = read(path)
         except CheckpointError as error:

@@ -205,6 +205,7 @@ class ModelConfig:
         stored_dtype: of the published weights. quantization: how they are quantised; None for plain ones.
         embedding_scale: what embeddings are multiplied by. final_logit_softcap: as of attention's scores.
         inferred: of the values that sizes and limits depend on, names of those that are likely but quoted by no source.
+        first_layer: number of the first of ``layers`` in the checkpoint; over 0 where those before it are not here.
     """
 
     source: str
@@ -223,6 +224,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     final_logit_softcap: float | None = None
     inferred: tuple[str, ...] = ()
+    first_layer: int = 0
 
     def __hash__(self) -> int:
         return self._hash

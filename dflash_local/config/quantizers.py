@@ -230,7 +230,7 @@ def _compressed_tensors(settings: ConfigFields) -> Quantization:
         if layout not in COMPRESSED:
             raise _Unread(f"compressed-tensors {layout}")
         stored = COMPRESSED[layout](weights, layout)
-        for target in group.optional_list("targets", MAX_NAMES) or []:
+        for target in group.optional_names("targets", MAX_NAMES) or []:
             if target == "Linear":
                 default = stored
             elif target not in kept:

@@ -180,11 +180,13 @@ def _mlp(layer: int, values: Values, family: Family) -> FeedForward:
     if experts is None or not _has_experts(layer, experts, values):
         bias = family.mlp_bias and bool(values.get("mlp_bias"))
         return MLPConfig(values.needed("intermediate_size"), activation, bias)
+    if (count := _experts(values)) == 0:
+        raise CheckpointError(f"{values.source}: layer {layer} is made of experts, and there are 0 of them")
     usual, width = ClampedSwiGLU(), values.needed(experts.width)
     clamped = ClampedSwiGLU(values.get("swiglu_alpha", usual.alpha), values.get("swiglu_limit", usual.limit))
     shared = 0 if experts.shared is None else int(values.get(experts.shared, 0))
     return MoEConfig(
-        num_experts=_experts(values),
+        num_experts=count,
         num_experts_per_tok=values.get("num_experts_per_tok"),
         intermediate_size=width,
         shared_intermediate_size=shared * width if experts.shared == "n_shared_experts" else shared,

@@ -156,8 +156,8 @@ def _layer_bytes(model: ModelConfig, prefix: str, dtype: str) -> Mapping[Group, 
     stored, sums = model.quantization, Counter[Group]()
     alike = stored is None or not (stored.names or stored.patterns or stored.below)
     kinds = model.layer_kinds.items() if alike else [(layer, 1) for layer in model.layers]
-    around = replace(model, layers=())
-    for index, (layer, count) in enumerate(kinds):
+    around = replace(model, layers=(), first_layer=0)
+    for index, (layer, count) in enumerate(kinds, model.first_layer):
         for group, size in _one_layers_bytes(around, f"{prefix}layers.{index}", layer, dtype).items():
             sums[group] += count * size
     return sums

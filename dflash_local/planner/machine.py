@@ -36,7 +36,7 @@ class Machine:
     """Describes one device. Memory in bytes; ``why`` it was chosen, or why a better one was not.
 
     ``free``: what a plan may use; of main memory that is all but a reserve, whatever other programs have taken now.
-    ``device``: what to pass to the engine; auto for a machine that is only named. ``kernels``: False where the fused
+    ``device``: what to pass to the engine; auto for a card that is named alone. ``kernels``: False where the fused
     engine's are known not to run: an old card, or no Triton. ``compiler``: False where NVRTC, which compiles those of
     mixtures of experts, is known to be missing. ``others``: GPUs there are besides. ``cards``: the GPUs that layers
     are spread over, in the engine's order; empty for one device. ``free_now``: of main memory what is free at the
@@ -81,6 +81,14 @@ class Machine:
     def together(self) -> Machine:
         """Take all of its GPUs as one device over which layers are spread."""
         return _spread(self.gpus, BALANCED, self.why)
+
+    def roomiest_two(self) -> Machine | None:
+        """Take the two GPUs with most free memory as ``together`` does; None where those are the first two."""
+        gpus = self.gpus
+        two = sorted(sorted(range(len(gpus)), key=lambda at: -gpus[at].free)[:2])
+        if two in ([0], [0, 1]):
+            return None
+        return _spread([gpus[at] for at in two], f"cuda:{two[0]},{two[1]}", self.why)
 
     def two_of_them(self) -> Machine:
         """Take the first two of more GPUs that layers are spread over."""
@@ -164,6 +172,18 @@ def named(gpu: str | None, memory_gib: float | None, count: int = 1) -> Machine:
     return replace(one, others=(count - 1) * (one,))
 
 
+def several_named(gpus: Sequence[str]) -> Machine:
+    """Describe a machine with GPUs of these names, as ``this_machine`` would. UsageError: see ``named``."""
+    return _roomiest([replace(named(gpu, None), device=f"cuda:{at}") for at, gpu in enumerate(gpus)])
+
+
+def _roomiest(machines: Sequence[Machine]) -> Machine:
+    """Choose the GPU with most free memory, the first of several."""
+    best = max(machines, key=lambda machine: machine.free)
+    why = "; ".join(filter(None, (f"most free memory of {len(machines)} GPUs", best.why)))
+    return replace(best, why=why, others=tuple(each for each in machines if each is not best))
+
+
 def _with(machine: Machine, back: Mapping[str, int]) -> Machine:
     """Count what would be given back as free."""
     if machine.free_now is not None:
@@ -183,10 +203,7 @@ def _gpu(seen: tuple[Accelerator, ...], device: str, back: Mapping[str, int]) ->
         return _with(_described(seen[named[0]], named[0], "asked for"), back)
     if device == "cuda" or len(seen) == 1:
         return _with(_described(seen[0], 0, "the only GPU" if len(seen) == 1 else "the first GPU"), back)
-    why = f"most free memory of {len(seen)} GPUs"
-    machines = [_with(_described(gpu, i, why), back) for i, gpu in enumerate(seen)]
-    best = max(machines, key=lambda machine: machine.free)
-    return replace(best, others=tuple(each for each in machines if each is not best))
+    return _roomiest([_with(_described(gpu, index, ""), back) for index, gpu in enumerate(seen)])
 
 
 def _spread(cards: Sequence[Machine], device: str, why: str) -> Machine:

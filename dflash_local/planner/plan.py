@@ -346,8 +346,16 @@ class _Case:
         filled = sizes.running == sizes.peak
         need = f"{_gib(total)} {f'at context {context}' if filled else 'while it loads'}"
         what = f"{self.target.source} in {self.config.quantize or self.stored or self.dtype}"
-        short = sizes.lacking(self.machine.free, self.machine.free_of_cards) or 0
-        return f"{what} needs {need}, {name} has {free}: {_size(short)} too little"
+        short = f"{_size(sizes.lacking(self.machine.free, self.machine.free_of_cards) or 0)} too little"
+        cards = [
+            f"{_gib(size)} on {card.device if card.kind == 'cuda' and card.device != 'auto' else card.name}, which has "
+            f"{_gib(card.free)} free"
+            for size, card in zip(sizes.cards, self.machine.cards, strict=False)
+            if size > card.free
+        ]
+        if cards:
+            return f"{what} needs {need}, of that {' and '.join(cards)}: {short}"
+        return f"{what} needs {need}, {name} has {free}: {short}"
 
 
 def _server_plan(target: ModelConfig, machine: Machine, limit: int) -> Plan:

@@ -69,7 +69,7 @@ def split_of(target: ModelConfig, drafter: Drafter | None, load: Load, layers: i
 def _parts(target: ModelConfig, layers: int) -> tuple[ModelConfig, ModelConfig]:
     """Return the target of the first GPU and that of the second one, which has the first layers and no embedding."""
     front = replace(front_model(target, layers), vocab_size=1, tie_word_embeddings=True)
-    return replace(target, layers=target.layers[layers:]), front
+    return replace(target, layers=target.layers[layers:], first_layer=layers), front
 
 
 def even_split(target: ModelConfig, drafter: Drafter | None, load: Load, free: Sequence[int]) -> CardSplit:

@@ -75,7 +75,7 @@ class Cache:
     def commits(self, repo: str) -> tuple[str, ...]:
         """List the commits with a snapshot, the latest written first."""
         items = _scanned(self.repo_folder(repo) / "snapshots")
-        folders = [item for item in items if is_commit(item.name) and item.is_dir()]
+        folders = [item for item in items if is_commit(item.name) and _leads_to_folder(item)]
         folders.sort(key=lambda item: (item.stat(follow_symlinks=False).st_mtime_ns, item.name), reverse=True)
         return tuple(item.name for item in folders)
 
@@ -263,6 +263,13 @@ def _scanned(folder: Path) -> list[os.DirEntry[str]]:
             return sorted(items, key=lambda item: item.name)
     except OSError:
         return []
+
+
+def _leads_to_folder(item: os.DirEntry[str]) -> bool:
+    try:
+        return item.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _files(folder: Path) -> Iterator[Path]:

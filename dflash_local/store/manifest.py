@@ -1,5 +1,6 @@
 """What was pulled and proven: one JSON file per commit, and the commit in use of each repo.
 
+A pull that was begun leaves a mark beside them, until it is finished.
 A record that cannot be read is as good as none, and is never deleted for it.
 """
 
@@ -22,6 +23,7 @@ from dflash_local.store.names import folder_name, is_commit, why_unsafe
 
 VERSION = 1
 POINTER = "current.json"
+BEGUN = ".begun"  # behind the commit of a pull
 MAX_BYTES = 1 << 26
 
 
@@ -87,6 +89,7 @@ def write(folder: Path, manifest: Manifest, in_use: bool = True) -> None:
         kept = (path.with_name(f"{path.name}.old{number}") for number in range(1, 1000))
         os.replace(path, next(name for name in kept if not name.exists()))
     write_atomic(path, json.dumps({"version": VERSION, **asdict(manifest)}, indent=1) + "\n")
+    path.with_suffix(BEGUN).unlink(missing_ok=True)
     if in_use:
         use(folder, manifest.repo, manifest.commit)
 
@@ -116,10 +119,24 @@ def current(folder: Path | None, repo: str) -> str | None:
 
 def commits(folder: Path | None, repo: str) -> tuple[str, ...]:
     """List the commits with a record, readable or not."""
+    return _commits(folder, repo, ".json")
+
+
+def begin(folder: Path, repo: str, commit: str) -> None:
+    """Mark a commit of which nothing is here yet: what comes of it is ours. OSError: it cannot be written."""
+    write_atomic(folder / folder_name(repo) / f"{commit}{BEGUN}", "")
+
+
+def begun(folder: Path | None, repo: str) -> tuple[str, ...]:
+    """List the commits whose pull was begun and not finished."""
+    return _commits(folder, repo, BEGUN)
+
+
+def _commits(folder: Path | None, repo: str, suffix: str) -> tuple[str, ...]:
     if folder is None:
         return ()
     home = folder / folder_name(repo)
-    names = sorted(path.stem for path in home.glob("*.json")) if home.is_dir() else []
+    names = sorted(path.stem for path in home.glob(f"*{suffix}")) if home.is_dir() else []
     return tuple(name for name in names if is_commit(name))
 
 
@@ -128,11 +145,12 @@ def forget(folder: Path | None, repo: str, only: Iterable[str] | None = None) ->
     if folder is None:
         return
     home = folder / folder_name(repo)
-    gone = set(commits(folder, repo) if only is None else only)
+    gone = set((*commits(folder, repo), *begun(folder, repo)) if only is None else only)
     if only is None or current(folder, repo) in gone:
         (home / POINTER).unlink(missing_ok=True)
     for commit in sorted(gone):
         (home / f"{commit}.json").unlink(missing_ok=True)
+        (home / f"{commit}{BEGUN}").unlink(missing_ok=True)
     with suppress(OSError):  # other records, or somebody's file
         home.rmdir()
 

@@ -226,6 +226,9 @@ def pull(
         if not plan.ready:
             parts = {item.repo: _parts(item, cache, on_event) for item in plan.repos if not item.ready}
             plan.check_disk()
+            for item in plan.repos:
+                if not item.ready:
+                    _begin(item, cache, manifests)
             if known := sum(item.unproven for item in plan.repos):
                 on_event(Notice(f"checking {byte_size(known)} that are here already and were never verified"))
             transfer = Transfer(hub, cache, on_event, cancelled)
@@ -241,6 +244,13 @@ def pull(
                 if not item.ready:
                     _record(item, transfer.records[item.repo], hub, cache, manifests, on_event)
         return _found(plan, cache, manifests)
+
+
+def _begin(item: RepoPlan, cache: Cache, manifests: Path | None) -> None:
+    """Mark what is about to come, so that it is ours where this pull does not end."""
+    if manifests is not None and item.commit not in cache.commits(item.repo):
+        with suppress(OSError):  # a read-only home
+            manifests_of.begin(manifests, item.repo, item.commit)
 
 
 def _fetch(

@@ -120,7 +120,7 @@ def _planned(
 ) -> RepoRemoval | None:
     folder = cache.repo_folder(repo)
     there = os.path.lexists(folder)
-    recorded = manifests_of.commits(manifests, repo)
+    recorded = _recorded(manifests, repo)
     left = leftovers(cache, folder.name)
     if not there and not recorded and not left:
         return None
@@ -141,9 +141,14 @@ def _planned(
     )
 
 
+def _recorded(manifests: Path | None, repo: str) -> tuple[str, ...]:
+    """List the commits that we pulled, or began to."""
+    return tuple(dict.fromkeys((*manifests_of.commits(manifests, repo), *manifests_of.begun(manifests, repo))))
+
+
 def _divided(cache: Cache, manifests: Path | None, repo: str) -> tuple[list[Path], tuple[str, ...]]:
     """Find what is ours alone, entries of snapshots before their blobs, and the names of what is not ours."""
-    recorded = manifests_of.commits(manifests, repo)
+    recorded = _recorded(manifests, repo)
     ours, theirs, others, blobs = list[Path](), list[Path](), list[str](), set[Path | None]()
     for commit in recorded:  # a removal that was killed may have taken the entries, but not yet the blobs
         manifest = manifests_of.read(manifests, repo, commit)

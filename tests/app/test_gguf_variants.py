@@ -55,7 +55,9 @@ def test_one_file_is_pulled_and_a_second_keeps_the_proof_of_the_first(
     gets = len(hub.gets())
     again = cli("pull", "toy-9b", "--variant", "q8_0", "--force", "--json").json
     assert again["to_fetch"] == 0 and len(hub.gets()) == gets
-    assert cli("rm", f"{REPO}:q8_0", "--yes").code == 0 and here(own_home) == set()
+    kept = cli("rm", f"{REPO}:q8_0", "--yes")
+    assert f"kept: {REPO} (also used by {REPO}:Q4_K_M)" in kept.err and here(own_home) == set(FILES[:3])
+    assert cli("rm", f"{REPO}:q8_0", f"{REPO}:q4_k_m", "--yes").code == 0 and here(own_home) == set()
 
 
 def test_a_part_that_is_gone_is_missing(cli: Cli, hub: FakeHub, opened: Opened, own_home: Path) -> None:

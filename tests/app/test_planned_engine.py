@@ -8,6 +8,7 @@ from dflash_local import settings
 from dflash_local.app import fitting
 from dflash_local.app.planned_engine import NO_KERNELS, PlannedEngine, planned_engine
 from dflash_local.app.resolve import choose
+from dflash_local.load_config import LoadConfig
 from dflash_local.planner.machine import Machine, named
 from dflash_local.planner.plan import plan
 
@@ -16,12 +17,12 @@ CPU = Machine("CPU", "cpu", 64 * GIB, 64 * GIB, "", "cpu")
 APPLE = Machine("Apple GPU", "mps", 64 * GIB, 64 * GIB, "", "mps")
 
 
-def chosen(model: str, where: Machine) -> PlannedEngine:
+def chosen(model: str, where: Machine, load: LoadConfig | None = None) -> PlannedEngine:
     user = settings.load()
     choice = choose(model, None, user)
     known = fitting.shapes(choice, None)
     assert known is not None
-    return planned_engine(choice, plan(known.target, known.drafter, where))
+    return planned_engine(choice, plan(known.target, known.drafter, where, load))
 
 
 @pytest.mark.parametrize(
@@ -46,3 +47,9 @@ def test_llama_cpp_is_proposed_where_the_fused_engine_does_not_run(
     found = chosen(model, where)
     assert (found.engine, found.llama_cpp) == (engine, command) and why in found.why
     assert found.line.endswith(command or found.why)
+
+
+def test_the_fused_engine_on_a_cpu_is_what_was_asked_for() -> None:
+    assert (
+        chosen("demo", CPU, LoadConfig(engine="fused")).line == "engine: fused, as asked for: its kernels are for GPUs"
+    )

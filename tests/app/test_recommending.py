@@ -19,6 +19,7 @@ from dflash_local.planner.machine import named
 from dflash_local.settings import Settings, load
 
 AUTOROUND = "Lorbus/Qwen3.6-27B-int4-AutoRound"
+AWQ = "cyankiwi/Qwen3.6-27B-AWQ-INT4"
 
 
 class Store:
@@ -66,6 +67,18 @@ def test_a_published_quantised_target_is_taken_where_the_own_one_does_not_fit(us
 def test_elsewhere_the_choice_stays(model: str, config: LoadConfig, here: tuple[str, ...], user: Settings) -> None:
     choice = choose(model, None, user)
     assert taken(choice, user, config, *here) == (choice, [])
+
+
+@pytest.mark.parametrize("gib", [24, 80])
+def test_a_quantised_target_that_is_here_stays_in_use(
+    gib: int, user: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recommending, "machine", lambda user, device: named(None, gib))
+    choice = choose("qwen3.6-27b", None, user)
+    found, told = taken(choice, user, LoadConfig(), AWQ)
+    assert (found.name, told) == (AWQ, [f"{AWQ} (published in 4 bits) is taken: it is here"])
+    assert (taken(choice, user, LoadConfig(context=262144), AWQ)[0].name == AWQ) == (gib == 80), "where it fits"
+    assert taken(choice, user, LoadConfig(), AWQ, "Qwen/Qwen3.6-27B") == (choice, [])
 
 
 def test_another_drafter_keeps_its_target(user: Settings) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dflash_local.cli.options import complete_model
-from tests.cli.conftest import DRAFTER, OVERLAY, TARGET, Cli, write_overlay
+from tests.cli.conftest import DRAFTER, OVERLAY, TARGET, Cli, contents, write_overlay
 from tests.fake_hub import FakeHub
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,6 +79,19 @@ def test_here_shows_what_is_here_and_what_it_takes(cli: Cli, toy_hub: FakeHub) -
     assert pair["target"]["commit"][:12] == target[4] and pair["target"]["missing"] == []
     row = row_of(cli("models").out, TARGET)
     assert "local" in row and row[-1] == "overridden"
+
+
+def test_a_variant_that_is_here_stands_with_its_pair(cli: Cli, toy_hub: FakeHub, own_home: Path) -> None:
+    write_overlay(own_home, f"{OVERLAY}    variants:\n      - {{repo: toys/Toy-9B-int8, format: int8}}\n")
+    toy_hub.add_repo("toys/Toy-9B-int8", contents(toy_hub, TARGET))
+    assert cli("pull", TARGET, "--variant", "int8", "--force").code == 0
+    shown, found = cli("models", "--here").out, cli("models", "--here", "--json").json
+    assert row_of(shown, TARGET)[-2:] == ["not", "here"] and "no pair of the registry" not in shown
+    assert row_of(shown, "toys/Toy-9B-int8")[1:4] == ["variant", "5.8", "MiB"]
+    (pair,) = found["pairs"]
+    assert pair["state"] == "variant" and pair["verified"] and pair["bytes"] == found["total_bytes"] > 7e6
+    assert pair["variants"]["toys/Toy-9B-int8"]["missing"] == [] and found["other"]["repos"] == 0
+    assert "variant" in row_of(cli("models").out, TARGET) and "verified, 7.4 MiB" in cli("show", TARGET).out
 
 
 def test_files_of_another_program_are_counted_and_not_listed(cli: Cli, own_home: Path) -> None:

@@ -148,6 +148,20 @@ def test_what_does_not_fit_is_asked_about(
     assert cli("pull", TARGET, "--force").code == 0 and len(asked) == 1
 
 
+def test_a_pull_takes_what_the_settings_load(cli: Cli, toy_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dflash_local.app import recommending
+    from dflash_local.planner.machine import named
+
+    sizes = {"cuda:0": 24.0, "auto": 80.0}
+    monkeypatch.setenv("DFLASH_DEVICE", "cuda:0")
+    with monkeypatch.context() as patch:
+        patch.setattr(recommending, "machine", lambda _user, device: named(None, sizes[device]))
+        assert "Lorbus/Qwen3.6-27B-int4-AutoRound (published in 4 bits) is taken" in cli("pull", "qwen3.6-27b").err
+    for name, value in (("DEVICE", "cuda:7"), ("DTYPE", "float16"), ("KV_CACHE", "int8")):
+        monkeypatch.setenv(f"DFLASH_{name}", value)
+    assert cli("pull", TARGET, "--dry-run").code == 0, "a load says what these do not suit"
+
+
 def test_without_a_home_there_is_no_place_for_models(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_HOME", "HF_HUB_CACHE", "HOME", "USERPROFILE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)

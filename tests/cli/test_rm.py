@@ -51,6 +51,31 @@ def test_a_drafters_own_name_removes_the_drafter_alone(cli: Cli, pulled: Path) -
     assert here(pulled) == {"models--toys--Toy-9B"}
 
 
+@pytest.mark.parametrize("name", ["others/toy-9b-other", "Toy-9B-Other", "toy-9b-dflash"])
+def test_every_name_of_a_drafter_removes_that_drafter_alone(
+    cli: Cli, toy_hub: FakeHub, own_home: Path, name: str
+) -> None:
+    write_overlay(own_home, f"{OVERLAY}    other_drafters:\n      - {{repo: others/Toy-9B-Other, kind: dflash}}\n")
+    toy_hub.add_repo("others/Toy-9B-Other", contents(toy_hub, DRAFTER))
+    assert cli("pull", TARGET).code == cli("pull", TARGET, "--drafter", "others/Toy-9B-Other").code == 0
+    asked = cli("rm", name, "--yes", "--json").json["repos"]
+    assert [item["repo"].lower().partition("/")[2] for item in asked] == [name.lower().rpartition("/")[2]]
+    assert asked[0]["removed"]
+
+
+def test_a_pair_goes_with_its_variants_and_a_variant_alone_by_its_name(
+    cli: Cli, toy_hub: FakeHub, pulled: Path, own_home: Path
+) -> None:
+    variants = "".join(f"      - {{repo: toys/Toy-9B-{word}, format: {word}}}\n" for word in ("int8", "fp8"))
+    write_overlay(own_home, f"{OVERLAY}    variants:\n{variants}")
+    for word in ("int8", "fp8"):
+        toy_hub.add_repo(f"toys/Toy-9B-{word}", contents(toy_hub, TARGET))
+        assert cli("pull", TARGET, "--variant", word, "--force").code == 0
+    assert cli("rm", "toys/Toy-9B-fp8", "--yes").code == 0
+    assert here(pulled) == {"models--toys--Toy-9B", "models--toys--Toy-9B-int8", "models--z-toys--Toy-9B-DFlash"}
+    assert cli("rm", TARGET, "--yes").code == 0 and here(pulled) == set()
+
+
 def test_what_another_pair_uses_stays_unless_it_is_agreed_to(
     cli: Cli, toy_hub: FakeHub, pulled: Path, own_home: Path, answers: Callable[..., list[str]]
 ) -> None:

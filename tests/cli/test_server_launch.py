@@ -89,6 +89,7 @@ def test_a_server_runs_on_all_gpus_or_the_named(
     argv = found["argv"]
     assert argv[argv.index("--tensor-parallel-size") + 1] == count
     assert found["environ"].get("CUDA_VISIBLE_DEVICES") == visible
+    assert visible in (own, None) or found["environ"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "as they were counted"
 
 
 @pytest.mark.parametrize("name", ["demo", "qwen3-4b"])

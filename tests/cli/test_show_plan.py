@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from dflash_local import settings
+from dflash_local.app import fitting
 from dflash_local.catalog import bundled
 from dflash_local.catalog.shapes import shape
 from dflash_local.config.quantizers import USUAL
 from dflash_local.drafters.dflash2 import layout as dflash2_layout
-from dflash_local.planner import accelerators, card_probe, machine
+from dflash_local.planner import accelerators, card_probe, cpu_probe, hardware, machine
 from dflash_local.planner.accelerators import Accelerator
 from dflash_local.store import adaptations
 from tests.cli.conftest import DRAFTER, TARGET, Cli
@@ -180,7 +181,11 @@ def test_plan_says_what_several_gpus_are_good_for(cli: Cli) -> None:
     assert "1 % slower than one card that held it all, two H200" in " ".join(
         cli("plan", "qwen3.5-9b", "--gpu", "RTX 3060", "--gpus", "2").out.split()
     )
-    assert "vllm serve Qwen/Qwen3.6-27B" in flat and flat.endswith("--tensor-parallel-size 2")
+    assert re.search(r"all of them at once, but the published weights take 27\.\d+ GiB of each, and 23\.60", flat)
+    server = " ".join(cli("plan", "qwen3.6-27b", "--gpu", "RTX A6000", "--gpus", "2").out.split())
+    assert "at once: vllm serve Qwen/Qwen3.6-27B" in server and server.endswith("--tensor-parallel-size 2")
+    three = " ".join(cli("plan", "qwen3.6-27b", "--gpu", "RTX A6000", "--gpus", "3").out.split())
+    assert "a server works on 2 of them at once: vllm" in three and three.endswith("--tensor-parallel-size 2")
     found = cli("plan", "qwen3.5-9b", "--gpu-memory", "24", "--gpus", "4", "--json").json
     spread = found["several_gpus"]["spread"]
     assert spread["engine"] == found["plan"]["engine"] == "fused" and spread["machine"]["name"].startswith("2 of 4 x ")
@@ -191,6 +196,22 @@ def test_plan_says_what_several_gpus_are_good_for(cli: Cli) -> None:
     assert unlike["slower"]["card"] == "RTX 3090" and 0.1 < unlike["slower"]["share"] < 0.5
     cards, needs = unlike["spread"]["machine"], unlike["spread"]["ledger"]["cards"]
     assert cards["name"] == "RTX 3090 and RTX 5060 Ti" and needs[0] > 1.3 * needs[1]
+    asked = ("plan", "qwen3.6-27b", "--gpu", "RTX 5060 Ti", "--gpu", "RTX 3090")
+    roomier = cli(*asked, "--json").json
+    assert roomier["plan"]["machine"]["name"] == "RTX 3090", "the one that a machine of both would choose"
+    cards, needs = (roomier["several_gpus"]["spread"][key] for key in ("machine", "ledger"))
+    assert cards["name"] == "RTX 5060 Ti and RTX 3090" and needs["cards"][1] > needs["cards"][0]
+    both = cli(*asked, "--device", "balanced", "--json").json
+    assert both["plan"]["machine"]["name"] == cards["name"] and both["several_gpus"] is None
+    begin = "start it with: dflash chat Qwen/Qwen3.6-27B --variant autoround-int4\n"
+    assert begin in cli(*asked, "--device", "cpu").out, "which this machine has, not that one"
+    third = " ".join(cli("plan", "qwen3.6-27b", "--gpu", "L4", *asked[2:], "--gpu", "RTX 4090").out.split())
+    assert "over RTX 3090 and RTX 4090 --device cuda:2,3 takes" in third, "the two with most memory"
+    unknown = " ".join(cli("plan", "qwen3.5-9b", "--gpu", "RTX 3090", "--gpu", "RTX 3060").out.split())
+    assert "(each layer at the speed of its card, which is not predicted)" in unknown and "1 % slower" not in unknown
+    short = cli("plan", "qwen3-coder-next", "--gpu-memory", "12", "--gpus", "3", "--device", "balanced").err
+    assert re.search(r"missing +[\d.]+ GiB: 23\.20 GiB is free", short), "of the two that the fused engine takes"
+    assert "two cards like this one" not in short and "nearest  a card of 48 GiB" in short
     refused = cli("plan", "qwen3.6-27b", "--gpu", "RTX 3090", "--gpu", "RTX 4090", "--gpus", "2").err
     assert "--gpu is given more than once" in refused
     alone = " ".join(cli("plan", "qwen3.5-27b", "--gpu-memory", "12").err.split())
@@ -267,6 +288,12 @@ def test_plan_takes_the_gpus_that_are_named_the_first_with_head_and_drafter(
     refused = cli("plan", "qwen3.6-27b", "--device", "cuda:0,3")
     assert refused.code == 2 and "device 'cuda:3' is not there" in refused.err
     assert "names a GPU twice" in cli("plan", "qwen3.6-27b", "--device", "cuda:0,0").err
+    monkeypatch.setenv("DFLASH_DEVICE", "cuda:1")
+    asked = (("models",), ("show", "qwen3.6-27b"), ("show", "qwen3.6-27b", "--device", "cuda:1"))
+    assert {cli(*words, "--json").json["machine"]["device"] for words in asked} == {"cuda:1"}
+    assert cli("show", "qwen3.6-27b", "--device", "cuda:2", "--json").json["machine"]["device"] == "cuda:2"
+    monkeypatch.setenv("DFLASH_DEVICE", "cuda:7")
+    assert cli("models", "--json").json["machine"]["device"] == "cuda:0", "a list is shown all the same"
 
 
 def test_a_device_that_is_not_there_is_an_error_in_words(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,6 +301,17 @@ def test_a_device_that_is_not_there_is_an_error_in_words(cli: Cli, monkeypatch: 
     gone = cli("plan", "Qwen/Qwen3-4B", "--device", "cuda")
     assert gone.code == 2 and "device 'cuda' is not there" in gone.err and "Traceback" not in gone.err
     assert cli("plan", "demo").code == 0 and "CPU" in cli("plan", "demo").out
+
+
+def test_plan_says_that_other_programs_have_the_memory(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "memory", lambda: hardware.Memory(24 * 2**30, 3 * 2**30, limited=False))
+    for rate in (1e9, 1e12):  # bytes/s: too slow for a chat, and not
+        rates = cpu_probe.CpuRates("", dict.fromkeys(cpu_probe.ROWS, rate))
+        monkeypatch.setattr(fitting, "_cpu_rates", lambda *_, rates=rates: rates)
+        told = cli("plan", "Qwen/Qwen3-4B", "--device", "cpu")
+        flat = " ".join(told.out.split())
+        assert told.code == 0 and ("below the 3 that a chat needs" in flat) == (rate == 1e9)
+        assert flat.count("and 3.0 GiB of main memory is free right now: close other programs first") == 1
 
 
 def test_show_tells_what_is_here(cli: Cli, toy_hub: FakeHub, own_home: Path) -> None:

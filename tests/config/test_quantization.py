@@ -29,6 +29,9 @@ def packed(ignore: Any = (), **weights: Any) -> dict[str, Any]:
     }
 
 
+GROUP = packed()["config_groups"]["group_0"]
+
+
 def compressed(layout: str, inputs: Any = None, **weights: Any) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": {"type": "float", **weights}, "input_activations": inputs}
     return {
@@ -252,6 +255,7 @@ def test_what_is_not_read_is_named(settings: dict[str, Any], unread: str) -> Non
         ({**FP8, "weight_block_size": [128]}, "weight_block_size must be two numbers"),
         ({**FP8, "ignored_layers": [5]}, "ignored_layers must be names"),
         ({**packed(), "ignore": [5]}, "targets and ignore must be names"),
+        ({**packed(), "config_groups": {"a": {**GROUP, "targets": [{"a": 1}]}}}, "targets must be names"),
     ],
 )
 def test_an_impossible_value_is_refused_in_one_line(settings: dict[str, Any], said: str) -> None:

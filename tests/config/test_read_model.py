@@ -110,6 +110,8 @@ def test_experts_stand_where_transformers_puts_them() -> None:
     assert mixtures("Qwen3MoeForCausalLM", **EXPERTS, mlp_only_layers=[0, 3]) == [False, True, True, False]
     assert mixtures("Qwen3MoeForCausalLM", num_experts=0) == [False] * 4
     assert mixtures("DeepseekV3ForCausalLM", **LATENT, **ROUTED) == [False, True, True, True]
+    with pytest.raises(CheckpointError, match="x: layer 0 is made of experts, and there are 0 of them"):
+        mixtures("GptOssForCausalLM", num_local_experts=0, num_experts_per_tok=2)
 
 
 @pytest.mark.parametrize(

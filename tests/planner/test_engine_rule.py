@@ -100,12 +100,24 @@ def test_every_family_is_planned_as_it_is_loaded(family: str, tmp_path: Any, mon
     target = read_model(files.config, family)
     for kernels in (True, False) if family in ("qwen3", "qwen3_moe") else (True,):
         why = {"cuda": ""} if kernels else {}
-        monkeypatch.setattr(load_fused, "why_slow", lambda device, dense, why=why: why.get(device[:4], "no"))
+        monkeypatch.setattr(load_fused, "why_not_on", lambda device, dense, why=why: why.get(device[:4], "no"))
         assert check(TargetFacts.from_checkpoint(files), None, target, None, kernels) > 50
 
 
+def test_of_two_cards_both_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_fused, "why_not_on", lambda device, dense: "too old" if device == "cuda:1" else "")
+    parts = [Checkpoint.open(FOLDER / "demo" / part) for part in ("target", "drafter")]
+    facts, target = check_pair(*parts).target, read_model(parts[0].config, "demo")
+    cards = [replace(DEVICES["cuda:0"], device=f"cuda:{at}", kernels=at != 1) for at in range(3)]
+    for devices, engine in {(0, 1): "reference", (2, 0): "fused"}.items():
+        first, second = (cards[at] for at in devices)
+        device = f"cuda:{','.join(map(str, devices))}"
+        planned = plan(target, None, replace(first, others=(second,)).together(), LoadConfig(device=device)).engine
+        assert planned == engine_of(facts, None, Placement(device, torch.bfloat16), LoadConfig(device=device)) == engine
+
+
 def test_a_drafter_with_biases_is_planned_as_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_fused, "why_slow", lambda device, dense: "" if device.startswith("cuda") else "no")
+    monkeypatch.setattr(load_fused, "why_not_on", lambda device, dense: "" if device.startswith("cuda") else "no")
     parts = [Checkpoint.open(FOLDER / "demo" / part) for part in ("target", "drafter")]
     contract = check_pair(*parts)
     biased = replace(contract, drafter=replace(decoder(contract.drafter), attention_bias=True))
@@ -117,7 +129,7 @@ def test_a_drafter_with_biases_is_planned_as_it_is_loaded(monkeypatch: pytest.Mo
 
 
 def test_a_dflash2_drafter_is_planned_as_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_fused, "why_slow", lambda device, dense: "" if device.startswith("cuda") else "no")
+    monkeypatch.setattr(load_fused, "why_not_on", lambda device, dense: "" if device.startswith("cuda") else "no")
     parts = [Checkpoint.open(GOLDEN / "qwen3-dflash2-b8" / part) for part in ("target", "drafter")]
     contract, target = check_pair(*parts), read_model(parts[0].config, "target")
     drafter = decoder_of_shape(parts[1].config, "drafter")

@@ -11,7 +11,7 @@ import pytest
 from dflash_local.errors import DownloadError
 from dflash_local.store.cache import Cache
 from dflash_local.store.names import MAX_NAME_BYTES, folder_name, repo_of, why_unsafe
-from tests.store.cache_trees import COMMIT, REPO, SMALL, Tree
+from tests.store.cache_trees import COMMIT, OLDER, REPO, SMALL, Tree
 
 links = pytest.mark.skipif(sys.platform == "win32", reason="needs links")
 
@@ -186,6 +186,13 @@ def test_a_folder_replaced_by_a_link_is_refused(tree: Tree, tmp_path: Path, dept
         tree.cache.entry(REPO, COMMIT, "sub/x.json")
     if depth in ("repo", "snapshots", "commit"):
         assert tree.cache.files(REPO, COMMIT) == ()
+
+
+@links
+def test_a_snapshot_that_is_a_link_to_itself_is_none(tree: Tree) -> None:
+    tree.add()
+    (tree.cache.repo_folder(REPO) / "snapshots" / OLDER).symlink_to(OLDER)
+    assert tree.cache.commits(REPO) == (COMMIT,)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")

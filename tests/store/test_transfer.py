@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from dflash_local.errors import DoesNotFitError, DownloadError, Interrupted
+from dflash_local.store import manifest
 from tests.fake_hub import CHUNK, HTML, FakeHub, safetensors, wait_until
 
 TARGET = "owner/target"
@@ -92,7 +93,7 @@ def test_bytes_that_stay_corrupt_leave_nothing_behind(puller: Any, fake: FakeHub
     fake.fault(WEIGHTS, "corrupt", times=math.inf)
     assert "model.safetensors of owner/target is damaged" in failure(puller).message
     assert WEIGHTS not in puller.names() and hashlib.sha256(small[WEIGHTS]).hexdigest() not in puller.blobs()
-    assert not puller.manifests.exists()
+    assert manifest.commits(puller.manifests, TARGET) == ()
     fake.clear_faults()
     assert puller.pull(TARGET)[0].verified
 
@@ -194,7 +195,7 @@ def test_a_pull_that_waits_for_bytes_stops_at_once(puller: Any, fake: FakeHub, s
     with pytest.raises(Interrupted, match=r"[45] finished files .* are kept") as caught:
         puller.run(plan, cancelled=cancelled)
     assert time.monotonic() - asked[0] < 15.0 and caught.value.exit_code == 130, "half of what bytes are waited for"
-    assert puller.incomplete() == [] and not puller.manifests.exists()
+    assert puller.incomplete() == [] and manifest.commits(puller.manifests, TARGET) == ()
     assert wait_until(lambda: not any(thread.name.startswith("pull-") for thread in threading.enumerate()))
     fake.clear_faults()
     before = fake.sent()
