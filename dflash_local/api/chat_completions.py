@@ -84,7 +84,7 @@ class MessageBody(OpenRecord, frozen=True):
             raise ValueError(".tool_call_id is missing")
         if self.tool_calls and self.role != "assistant":
             raise ValueError(".tool_calls are the assistant's")
-        if self.content is None and not self.tool_calls:
+        if self.content is None and self.role != "assistant":  # of whom a turn may be a thought or a call alone
             raise ValueError(".content is missing")
 
 

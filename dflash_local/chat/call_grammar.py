@@ -7,6 +7,7 @@ Tags that are tokens of the model are those tokens. A value without quotes may n
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Any
@@ -23,8 +24,11 @@ from dflash_local.request import Constraint, Request
 # Between the tokens of JSON: a space, or a line end and what indents the next line. A model cannot go on with it.
 SPACE = r" |\n[ \t]{0,32}"
 NOTHING_ASKED: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-DEFINITIONS = ("$defs", "definitions")
+# Of texts; what another one says of a text is a note, as JSON Schema has it.
+FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
+REFERENCE = '"$ref": "#'
 ANY_TEXT = "/(?s:.*)/"
+ENDS = re.compile(r"(?<!\\)(\\\\)*\$\Z")  # a pattern, with its last character
 _RULES = """\
 space: /[ \\n]{1,2}/
 TEXT: /(?s:.+)/
@@ -36,8 +40,29 @@ attributes: /( [a-z_]{1,16}="[^<>"]{0,32}"){1,3}/
 def json_rule(schema: object) -> str:
     """Return what stands in a rule for JSON by a schema."""
     if isinstance(schema, Mapping):
-        schema = {**schema, "x-guidance": {"whitespace_pattern": SPACE}}
+        schema = {**_known_formats(schema), "x-guidance": {"whitespace_pattern": SPACE}}
     return f"%json {json.dumps(schema)}"
+
+
+def _known_formats(schema: Any) -> Any:
+    """Return a schema without the formats that the grammar's library would refuse."""
+    if isinstance(schema, list):
+        return list(map(_known_formats, schema))
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: value if key in ("enum", "const") else _known_formats(value)
+        for key, value in schema.items()
+        if key != "format" or not isinstance(value, str) or value in FORMATS
+    }
+
+
+def _rule_of_part(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    """Return what ``json_rule`` does for a part of a schema, whose references lead into all of it."""
+    rule = json_rule(schema)
+    if REFERENCE not in rule:
+        return rule
+    return json_rule({**schema, "$defs": {"all": root}}).replace(REFERENCE, f"{REFERENCE}/$defs/all")
 
 
 def forced_call(tokenizer: Tokenizer, request: Request) -> Constraint:
@@ -121,7 +146,6 @@ class _CallWriter:
     def _parameters(self, function: Mapping[str, Any]) -> Iterator[str]:
         """Yield the parameters in the order of the schema; what is not required may be left out."""
         types, root = ArgumentTypes(function), function.get("parameters") or {}
-        known = {key: root[key] for key in DEFINITIONS if key in root}
         assert self._markup is not None
         for key in types.properties:
             opening = self._text(self._markup.opening, {"{key}": lambda key=key: self._literal(key)})  # type: ignore[misc]
@@ -129,7 +153,7 @@ class _CallWriter:
             if types.may_be_text(key):
                 value = self._bare(schema)
             else:
-                value = f"space? {self._rule(json_rule(schema | known))} space? {self._literal(self._markup.close)}"
+                value = f"space? {self._rule(_rule_of_part(schema, root))} space? {self._literal(self._markup.close)}"
             rule = self._rule(f"{opening} {value} space?")
             yield rule if key in types.required else f"{rule}?"
 
@@ -154,8 +178,8 @@ class _CallWriter:
         low, high = schema.get("minLength", 0), schema.get("maxLength", "")
         parts = [f"/(?s:.{{{low},{high}}})/" if low or high != "" else ANY_TEXT]
         if isinstance(pattern := schema.get("pattern"), str):
-            before, after = ("" if pattern.startswith("^") else "(?s:.*)"), ("" if pattern.endswith("$") else "(?s:.*)")
-            core = pattern.removeprefix("^").removesuffix("$")
+            before, after = ("" if pattern.startswith("^") else "(?s:.*)"), ("" if ENDS.search(pattern) else "(?s:.*)")
+            core = pattern[: -1 if not after else None].removeprefix("^")
             parts.append(f"/{regex_to_lark(f'{before}(?:{core}){after}', 'dw')}/")
         for tag in (self._markup.close, PLACES.split(self._markup.opening)[0]):
             parts.append(f"~( {ANY_TEXT} {json.dumps(tag)} {ANY_TEXT} )")

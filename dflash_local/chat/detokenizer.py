@@ -91,10 +91,11 @@ class StreamDecoder:
     part, as ``bytes.decode`` does); an incomplete character at the end becomes one in ``finish``.
     """
 
-    def __init__(self, token_bytes: Callable[[int], bytes | None], rules: TokenBytes) -> None:
+    def __init__(self, token_bytes: Callable[[int], bytes | None], rules: TokenBytes, goes_on: bool = False) -> None:
+        """``goes_on``: text stands before, so that a space in front of the first word is one."""
         self._token_bytes = token_bytes
         self._rules = rules
-        self._started = False
+        self._started = goes_on
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:

@@ -10,9 +10,11 @@ import json
 import os.path
 import re
 import secrets
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from dflash_local.worker.process import ChildLimits, WorkerError, WorkerProcess
 ANALYSIS, FINAL = ("<|channel|>" + name + "<|message|>" for name in ("analysis", "final"))  # harmony's messages
 END_ANALYSIS = "<|end|><|start|>assistant"
 PROCESS = WorkerProcess(Path(__file__).with_name("template_worker.py"), ("jinja2", "markupsafe"))
+ONE_CALL = ("harmony", "llama")  # whose templates take one call a message, and lose or refuse more
 LIMITS = ChildLimits(seconds=20.0, mebibytes=512, processor_seconds=2.0)  # a busy machine is no fault of a template
 SMALL_CHARS, SMALL_MESSAGES = 2**16, 256  # what a template must cope with: where it does not, it is to blame
 
@@ -159,8 +162,7 @@ def render(
         ids = [*tokenizer.begin, *tokenizer.encode(text, context, cancelled)]
         return _not_empty(Rendered(tuple(ids), len(ids), False, notices))
     begun = messages[-1] if continues else None
-    if begun is not None:
-        messages = messages[:-1]
+    messages, tools = _as_taken(tokenizer.template, messages[:-1] if continues else messages, tools or ())
     concealer = Concealer(tokenizer.control_pattern, tokenizer.control_texts)
     given = {"bos_token": tokenizer.bos_text, "eos_token": tokenizer.eos_text, "reasoning_effort": effort}
     arguments: dict[str, Any] = {
@@ -174,7 +176,7 @@ def render(
         try:
             texts = _render_texts(tokenizer.template, arguments, now, conversation, cancelled)
         except UsageError:
-            if conversation is places[-1] or messages[0].role == "system":
+            if conversation is places[-1] or any(message.role == "system" for message in messages[:1]):
                 raise
             continue
         if not prompt or has_prompt(texts[0]):
@@ -183,11 +185,57 @@ def render(
     opens_thinking = _opens_thinking(texts)
     if begun is not None:
         full += _beginning(tokenizer, begun, opens_thinking)
-        opens_thinking = bool(begun.thinking and not begun.content)
+        opens_thinking = not begun.content and (opens_thinking or bool(begun.thinking))
     ids = tokenizer.encode(full, context, cancelled)
     before_reply = tokenizer.encode(history[0], None, cancelled) if history else []
     stable = len(os.path.commonprefix([ids, before_reply]))  # type: ignore[type-var]
     return _not_empty(Rendered(tuple(ids), stable, opens_thinking, notices))
+
+
+def _as_taken(
+    template: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]]]:
+    """Return a conversation and its tools in a way that templates of a format do not refuse."""
+    form = format_of(template)
+    if form in ONE_CALL:
+        messages = _one_call_each(messages)
+    if form == "harmony":
+        return list(map(_for_harmony, messages)), list(map(_described, tools))
+    return messages, tools
+
+
+def _one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with a message for each call, its results behind it."""
+    written: list[Message] = []
+    left = deque(messages)
+    while left:
+        message = left.popleft()
+        if len(message.tool_calls) < 2:
+            written.append(message)
+            continue
+        results: dict[str, list[Message]] = {}  # by the call that they answer
+        while left and left[0].role == "tool":
+            results.setdefault(left[0].tool_call_id, []).append(left.popleft())
+        for call in message.tool_calls:
+            written += [replace(message, tool_calls=(call,)), *results.pop(call.id, ())]
+            message = Message("assistant", "")
+        written += chain.from_iterable(results.values())
+    return written
+
+
+def _for_harmony(message: Message) -> Message:
+    """Return a message with its words before a call as part of its thinking: gpt-oss's template refuses both, and has
+    no other place for them.
+    """
+    if not (message.tool_calls and message.content and message.thinking):
+        return message
+    return replace(message, content="", thinking=f"{message.thinking}\n\n{message.content}")
+
+
+def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a tool that has a description, without which gpt-oss's template fails."""
+    function = tool.get("function")
+    return {**tool, "function": {"description": "", **function}} if isinstance(function, Mapping) else tool
 
 
 def _beginning(tokenizer: Tokenizer, message: Message, opens_thinking: bool) -> str:

@@ -97,15 +97,18 @@ class TextStream:
         tokenizer: decodes; special tokens, but for those that tool calls are read by, and stop ids are never shown.
         stops: the reply ends before the first of these.
         channels: a fresh parser, see ``channel_parser``.
+        goes_on: the reply goes on with a text: of its first word no space is dropped.
 
     Attributes:
         stop: the stop string that ended the text; empty where none did.
         thinking_tokens: how many ids were of the thinking channel, marks apart.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], channels: ChannelParser) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str], channels: ChannelParser, goes_on: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
-        self._decoder = tokenizer.decoder()
+        self._decoder = tokenizer.decoder(goes_on=goes_on)
         self._channels = channels
         markup = set(channels.tags) | {token.text for token in tokenizer.added.values() if token.special}
         raw = {stop for stop in stops if any(tag in stop for tag in markup)}

@@ -194,9 +194,11 @@ class Tokenizer:
         decoder = self.decoder(skip_special)
         return "".join(map(decoder.push, ids)) + decoder.finish()
 
-    def decoder(self, skip_special: bool = True) -> StreamDecoder:
-        """Return a fresh incremental decoder; its text equals ``decode`` of all the ids it was given."""
-        return StreamDecoder(self.visible_bytes if skip_special else self.token_bytes, self._rules)
+    def decoder(self, skip_special: bool = True, goes_on: bool = False) -> StreamDecoder:
+        """Return a fresh incremental decoder; its text equals ``decode`` of all the ids it was given, or what they add
+        to a text that ``goes_on``.
+        """
+        return StreamDecoder(self.visible_bytes if skip_special else self.token_bytes, self._rules, goes_on)
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """Return the UTF-8 bytes that a token stands for (possibly part of a character); None for an unknown id."""

@@ -84,6 +84,13 @@ class ArgumentTypes:
             value = int(value)
         return value if type(value) in kinds else text
 
+    def fitted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arguments whose texts, where none is allowed, have the types that are: models write ``"5"`` for 5."""
+        return {
+            name: self.typed(name, value) if isinstance(value, str) and not self.may_be_text(name) else value
+            for name, value in arguments.items()
+        }
+
     def _kinds(self, schema: object, depth: int = 0) -> frozenset[type]:
         """Return the types of the values that a schema allows."""
         if not isinstance(schema, Mapping) or depth > MAX_NESTING:

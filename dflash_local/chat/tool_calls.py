@@ -256,12 +256,12 @@ class JsonParser:
         if not isinstance(content, dict):
             return None
         if recipient is not None:
-            return tool_call(recipient, content)
-        whole = named_call(content, ("parameters", "arguments"))
+            return tool_call(self._schemas, recipient, content)
+        whole = named_call(self._schemas, content, ("parameters", "arguments"))
         if whole is not None:
             return whole if whole.name in self._schemas else None
         fitting = [name for name, function in self._schemas.items() if ArgumentTypes(function).fit(content)]
-        return tool_call(fitting[0], content) if len(fitting) == 1 else None
+        return tool_call(self._schemas, fitting[0], content) if len(fitting) == 1 else None
 
 
 class ServerParser(JsonParser):

@@ -23,12 +23,15 @@ FUNCTION, END_FUNCTION = "<function=", "</function>"
 Schemas = Mapping[str, Mapping[str, Any]]
 
 
-def tool_call(name: str, arguments: Mapping[str, Any], call_id: str = "") -> ToolCall:
-    """Return the call with an id: a new one where the model gave none."""
-    return ToolCall(call_id or f"call_{secrets.token_hex(12)}", name, json.dumps(arguments, ensure_ascii=False))
+def tool_call(schemas: Schemas, name: str, arguments: Mapping[str, Any], call_id: str = "") -> ToolCall:
+    """Return the call with an id, a new one where the model gave none, and with the types of its schema."""
+    fitted = ArgumentTypes(schemas.get(name, {})).fitted(arguments)
+    return ToolCall(call_id or f"call_{secrets.token_hex(12)}", name, json.dumps(fitted, ensure_ascii=False))
 
 
-def named_call(content: object, keys: tuple[str, ...] = ("arguments", "parameters")) -> ToolCall | None:
+def named_call(
+    schemas: Schemas, content: object, keys: tuple[str, ...] = ("arguments", "parameters")
+) -> ToolCall | None:
     """Return the call that a JSON object with a name and arguments means; None where it means none."""
     if not isinstance(content, dict):
         return None
@@ -36,7 +39,7 @@ def named_call(content: object, keys: tuple[str, ...] = ("arguments", "parameter
     arguments: Any = next((content[key] for key in keys if key in content), None)
     if not isinstance(name, str) or not NAME.fullmatch(name) or not isinstance(arguments, dict):
         return None
-    return tool_call(name, arguments)
+    return tool_call(schemas, name, arguments)
 
 
 class Body(ABC):
@@ -120,7 +123,7 @@ class JsonBody(Body):
             yield self._call(content, head)
 
     def _call(self, content: object, head: re.Match[str]) -> ToolCall | None:
-        return named_call(content)
+        return named_call(self._schemas, content)
 
 
 class KimiBody(JsonBody):
@@ -135,7 +138,7 @@ class KimiBody(JsonBody):
 
     def _call(self, content: object, head: re.Match[str]) -> ToolCall | None:
         call_id = head[1] if ":" in head[1] else ""
-        return tool_call(head[2], content, call_id) if isinstance(content, dict) else None
+        return tool_call(self._schemas, head[2], content, call_id) if isinstance(content, dict) else None
 
 
 class GemmaBody(Body):
@@ -165,7 +168,7 @@ class GemmaBody(Body):
             content = DECODER.decode("".join(parts))
         except (ValueError, RecursionError):
             return []
-        return [tool_call(head[1], content)] if isinstance(content, dict) else []
+        return [tool_call(self._schemas, head[1], content)] if isinstance(content, dict) else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +301,7 @@ class ParameterBody(Body):
                 value = unwrapped(text[begin:end]) if self.markup.own_lines else text[begin:end]
                 calls[-1][2][key] = calls[-1][1].typed(key, value)
             at = after
-        return [tool_call(name, arguments) for name, _, arguments in calls]
+        return [tool_call(self._schemas, name, arguments) for name, _, arguments in calls]
 
 
 class QwenBody(ParameterBody):

@@ -100,7 +100,7 @@ def has_prompt(text: str) -> bool:
 
 def in_system(messages: Sequence[Message], prompt: str) -> tuple[Message, ...]:
     """Return the conversation with ``prompt`` at the end of its system message, which is made where there is none."""
-    if messages[0].role == "system":
+    if messages and messages[0].role == "system":
         return (_joined(messages[0], messages[0].content, prompt), *messages[1:])
     return (Message("system", prompt), *messages)
 

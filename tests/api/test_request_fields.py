@@ -165,6 +165,7 @@ def test_messages_as_clients_send_them() -> None:
             {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm", **empty},
             {"role": "tool", "tool_call_id": "c1", "content": "3", "name": "add"},
             {"role": "assistant", "content": "3", "reasoning": "so"},
+            {"role": "assistant", "content": None, "tool_calls": [], "reasoning_content": "a thought alone"},
         ]
     )
     assert parsed.request.messages == (
@@ -173,6 +174,7 @@ def test_messages_as_clients_send_them() -> None:
         Message("assistant", "", "hm", (ToolCall("c1", "add", '{"a": 1}'),)),
         Message("tool", "3", tool_call_id="c1", name="add"),
         Message("assistant", "3", "so"),
+        Message("assistant", "", "a thought alone"),
     )
 
 

@@ -163,6 +163,8 @@ def test_opens_thinking_looks_at_the_generation_prompt_only(with_template: Calla
     body = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
     opening = with_template(body + "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}")
     assert render(opening, [Message("user", "</think>")], thinking=True).opens_thinking
+    nothing_yet = [Message("user", "x"), Message("assistant", "")]
+    assert render(opening, nothing_yet, thinking=True, continues=True).opens_thinking
     closed = with_template("say <think> first" + body + "{% if add_generation_prompt %}<think>\n\n</think>{% endif %}")
     assert not render(closed, [Message("user", "<think>")], thinking=True).opens_thinking
 
@@ -274,6 +276,41 @@ def test_no_field_of_a_message_becomes_a_control_token(with_template: Callable[[
     ]
     ids = render(tokenizer, messages, thinking=True, tools=[{"name": given["tool"]}]).ids
     assert evil in tokenizer.decode(ids) and not set(ids) & set(tokenizer.added)
+
+
+# What gpt-oss's and Llama 3.1's templates do: one call a message, behind words or thinking; results by the last one.
+ONE_CALL = (
+    "{%- for t in tools or [] %}{{ '// ' + t.function.description + t.function.name }}{% endfor %}"
+    "{%- for m in messages %}{% if m.tool_calls %}{% if m.tool_calls | length != 1 or (m.content and m.thinking) %}"
+    "{{ raise_exception('too much') }}{% endif %}{% set last.name = m.tool_calls[0].function.name %}"
+    "[{{ m.content or m.thinking }}>{{ last.name }}]{% elif m.role == 'tool' %}{{ last.name }}={{ m.content }};"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+NOW, ADD = ToolCall("1", "now", "{}"), ToolCall("2", "add", "{}")
+
+
+@pytest.mark.parametrize(
+    ("form", "begun"), [("<|channel|> functions", "[Hm.\n\nI look.>now]"), ("parameters <|start_header_id|>", "[>now]")]
+)
+def test_each_call_has_a_message_of_its_own_where_a_template_takes_one(
+    with_template: Callable[[str], Tokenizer], form: str, begun: str
+) -> None:
+    tokenizer = with_template(f"{{#- tools {form} -#}}{{%- set last = namespace(name='') -%}}{ONE_CALL}")
+    harmony = "channel" in form
+    messages = [
+        Message("user", "hi"),
+        Message("assistant", "I look." if harmony else "", "Hm." if harmony else "", (NOW, ADD)),
+        *(Message("tool", text, tool_call_id=text) for text in ("2", "3", "1")),
+        Message("assistant", "", tool_calls=(NOW,)),
+    ]
+    text = tokenizer.decode(render(tokenizer, messages, thinking=True).ids)
+    assert text == f"hi{begun}now=1;[>add]add=2;add=3;[>now]"
+
+
+def test_gpt_oss_has_a_tool_without_a_description(with_template: Callable[[str], Tokenizer]) -> None:
+    tokenizer = with_template(f"{{#- tools <|channel|> functions -#}}{ONE_CALL}")
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    assert tokenizer.decode(render(tokenizer, [Message("user", "hi")], thinking=True, tools=tools).ids) == "// nowhi"
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", "3"])

@@ -65,6 +65,13 @@ def xml(name: str, **parameters: str) -> str:
     return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
 
 
+ONE_READ: dict[CallFormat, str] = {
+    "hermes": hermes("read", "%s"),
+    "llama": '{"name": "read", "parameters": %s}',
+    "harmony": "to=functions.read %s",
+    "kimi": "<|tool_call_begin|>functions.read:0<|tool_call_argument_begin|>%s<|tool_call_end|>",
+    "gemma": "<|tool_call>call:read%s<tool_call|>",
+}
 CASES: list[tuple[CallFormat, str, str, list[tuple[str, Any]]]] = [
     ("hermes", "just text <b>", "just text <b>", []),
     ("hermes", hermes("read", '{"path": "a"}'), "", [("read", {"path": "a"})]),
@@ -111,6 +118,9 @@ CASES: list[tuple[CallFormat, str, str, list[tuple[str, Any]]]] = [
     ("llama", ' <|python_tag|>{"name": "now", "parameters": {}}', "", [("now", {})]),
     ("llama", '{"name": "now", "parameters": {}}; {"name": "read", "arguments": {"path": "a"}}', "",
      [("now", {}), ("read", {"path": "a"})]),
+    *((form, text % '{"path": "5", "count": "5", "deep": "x", "either": "null", "other": "5"}', "",
+       [("read", {"path": "5", "count": 5, "deep": "x", "either": "null", "other": "5"})])
+      for form, text in ONE_READ.items()),
     ("llama", '{"name": "unknown", "parameters": {}}', '{"name": "unknown", "parameters": {}}', []),
     ("llama", '{"name": "now", "parameters": {}} and text', '{"name": "now", "parameters": {}} and text', []),
     ("llama", '{"an": "object"}', '{"an": "object"}', []),

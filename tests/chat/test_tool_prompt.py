@@ -53,6 +53,11 @@ def test_the_system_message_tells_the_schemas_and_the_form_of_a_call(with_templa
     assert '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>' in told
 
 
+def test_a_reply_alone_can_be_gone_on_with(with_template: WithTemplate) -> None:
+    told = text(with_template(EVERY_ROLE), [Message("assistant", "Once")], tools=[TOOL], continues=True)
+    assert told.startswith("[system]# Tools\n") and told.endswith("</tool_call>Once")
+
+
 def test_it_follows_a_system_message_that_is_there(with_template: WithTemplate) -> None:
     told = text(with_template(EVERY_ROLE), [Message("system", "Be brief."), Message("user", "hi")], tools=[TOOL])
     assert told.startswith("[system]Be brief.\n\n# Tools\n") and told.count("[system]") == 1
