@@ -9,10 +9,15 @@ from dflash_local.engine.drafter_choice import DrafterChoice
 from dflash_local.engine.survival import Survival
 from dflash_local.text_index import Copies, TextIndex
 
+RIVAL_LEAN, RIVAL_MEMORY = 8.0, 128.0  # cycles that brought what was promised before there are any; that are remembered
+
 
 class CopiedDrafts:
     """What copies of a session's text are worth, learnt from all that were found, verified or not: soon the text itself
     tells how far they were right.
+
+    Text that repeats is easy for a drafter, too. So what its cycles bring more than they promise where copies are found
+    and left is learnt, and copies have to be worth that much more.
     """
 
     def __init__(
@@ -34,6 +39,7 @@ class CopiedDrafts:
         self._index, self._drafts = index, block - 1
         self._costs = CycleCosts(costs, experts, growth)
         self._survival = Survival(block - 1)
+        self._rival, self._rivals = 0.0, RIVAL_LEAN  # the mean, and the cycles that it counts for
         self._unknown: list[Copies] = []  # those of which the text has yet to tell
 
     @property
@@ -74,6 +80,8 @@ class CopiedDrafts:
         if not self.costs or not copies.ids:
             return len(copies.ids) + 1
         rate, rival = (1.0 / self.costs[1], 0.0) if choice is None else (choice.rate, choice.value)
+        if choice is not None and choice.drafts:
+            rival += self._rival
         tokens = self._survival.tokens_by_rows([copies.confidence] * len(copies.ids))
         worth = {rows: tokens[rows - 1] - rate * self.costs[rows] for rows in self.costs if rows <= len(copies.ids) + 1}
         best = max(worth, key=lambda rows: (worth[rows], rows))
@@ -82,6 +90,11 @@ class CopiedDrafts:
     def add(self, rows: int, experts: float | None) -> None:
         """Learn what a cycle of copies cost. ``experts``: of ``Cycle``."""
         self._costs.add(rows, experts)
+
+    def add_rival(self, more: float) -> None:
+        """Learn from a drafter's cycle where copies were found: the tokens that it was worth more than it promised."""
+        self._rivals = min(self._rivals + 1.0, RIVAL_MEMORY)
+        self._rival += (more - self._rival) / self._rivals
 
     def _known(self, copies: Copies, ids: Sequence[int]) -> bool:
         """Learn from copies; returns False while the text has not told how far they were right."""

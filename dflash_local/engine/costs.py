@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from dflash_local.engine.cycle_costs import ContextGrowth, MeasuredExperts, MeasuredGrowth
+from dflash_local.engine.cycle_costs import MeasuredExperts, MeasuredGrowth
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.runner import PlainStep
@@ -132,7 +132,8 @@ def measure_plain(runner: ReferenceRunner) -> None:
 @torch.inference_mode()
 def measure_cpu_costs(runner: ReferenceRunner, block: int) -> None:
     """Fill ``runner.costs`` and ``runner.verify_costs`` on a CPU. Of each length the fastest cycle counts: other
-    programs only make them slower. The runner must be fresh.
+    programs only make them slower. The runner must be fresh; a context without room for two cycles of each length is
+    not measured.
     """
     lengths = _lengths(max(block, LEAST_ROWS))
     ids = _prefilled(runner, min(CPU_AT, runner.context // 2), with_drafts=True)
@@ -144,6 +145,8 @@ def measure_cpu_costs(runner: ReferenceRunner, block: int) -> None:
     until = time.perf_counter() + CPU_S
     for done, (rows, spent) in enumerate([kinds[0], *kinds * CPU_ROUNDS]):  # the first builds oneDNN's kernels besides
         begun = time.perf_counter()
+        if len(runner.committed) + lengths[-1] > runner.context:  # a cycle would be shorter than what it counts for
+            break
         if done > 1 and (min(given[1]) > SLOWEST_STEP_S or (begun > until and done > 2 * len(kinds))):
             break
         runner.set_block(1 if spent is given else rows, own=spent is owned)
@@ -186,8 +189,9 @@ def _growth(
     given: Mapping[int, Found],
     drafted: Mapping[int, Found],
     owned: Mapping[int, Found],
-) -> list[ContextGrowth]:
-    """Return how the costs of each kind of cycle grow, of a runner whose context is so much longer by now.
+) -> list[float]:
+    """Return what one more token costs the plain step and the cycles of either drafter, as ``MeasuredGrowth`` holds it,
+    of a runner whose context is so much longer by now.
 
     Args:
         given, drafted, owned: what was measured before of cycles whose drafts are given, and of either drafter's.
@@ -200,9 +204,8 @@ def _growth(
         of_experts = 0.0 if runner.experts is None else runner.experts.ms * (distinct - distinct_near)
         return max(0.0, ms - ms_near - of_experts) / further
 
-    step, longest = grown(given, 1, given=True), max(drafted, default=1)
-    found = [ContextGrowth(step, step), ContextGrowth(step, grown(drafted, longest) if longest > 1 else step)]
-    return [*found, ContextGrowth(step, grown(owned, max(owned), own=True) if owned else step)]
+    found = [grown(given, 1, given=True), grown(drafted, max(drafted)) if drafted else 0.0]
+    return [*found, grown(owned, max(owned), own=True) if owned else 0.0]
 
 
 def _measured(

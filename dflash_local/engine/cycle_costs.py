@@ -41,16 +41,17 @@ NO_GROWTH = ContextGrowth(0.0, 0.0)
 
 
 class MeasuredGrowth(NamedTuple):
-    """What a longer context costs than the one that costs were measured behind, which had so many ``tokens``.
+    """What one more token of context costs, in milliseconds, behind so many ``tokens`` that costs were measured behind.
 
     Attributes:
-        given: of cycles whose drafts are given. drafted, own: of the proposer's, and of the target's own layer's.
+        step_ms: the plain step, and any cycle whose drafts are given. drafted_ms, own_ms: a cycle with the proposer's
+            drafts, and with those of the target's own layer.
     """
 
     tokens: int = 0
-    given: ContextGrowth = NO_GROWTH
-    drafted: ContextGrowth = NO_GROWTH
-    own: ContextGrowth = NO_GROWTH
+    step_ms: float = 0.0
+    drafted_ms: float = 0.0
+    own_ms: float = 0.0
 
 
 class CycleCosts:

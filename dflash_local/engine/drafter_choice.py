@@ -9,7 +9,6 @@ from dflash_local.engine.runner import Cut, Cycle
 from dflash_local.engine.verify_length import VerifyLength
 
 GAIN = 1.02  # what drafting must promise, relative to the plain step, to go on
-BETTER = 1.05  # what another drafter must promise, relative to the one in use, to be tried at once or to take its place
 FIRST_WAIT, LONGEST_WAIT = 32, 512  # cycles from one streak of probes to the next; doubled when nothing came of it
 FADING = 0.25  # of that wait: cycles of another drafter, until half of what set a drafter's last ones apart is gone
 STREAK = 3  # probes that follow one another
@@ -30,8 +29,8 @@ class DrafterChoice:
     What is in use goes on for as long as nothing else promises more tokens a millisecond. The plain step's rate is
     known. A drafter's is that of its last cycles; against another drafter its average counts as much, and more and more
     while that one drafts. What is known of one that is not in use may be old: now and then three cycles try it, as
-    probes; while nothing comes of them, the wait doubles, from 32 up to 512 cycles. Where what is in use falls far
-    below what another one promises, that one is tried at once.
+    probes; while nothing comes of them, the wait doubles, from 32 up to 512 cycles. One that promises more is tried
+    at once.
 
     Attributes:
         controls: of the session's drafters. control: of the one in use, or of the last one that was. drafts: whether
@@ -89,9 +88,9 @@ class DrafterChoice:
         return self.control.value if self.drafts else 1.0 - self.rate * self.control.costs[1]
 
     def _beats_present(self, other: VerifyLength) -> bool:
-        """Return whether another drafter's promise is enough to take the place of what is in use."""
+        """Return whether another drafter promises more than what is in use."""
         if self.drafts:
-            return other.lasting_promise > self.control.lasting_promise * BETTER
+            return other.lasting_promise > self.control.lasting_promise
         return other.promise > 1.0 / self.control.costs[1]
 
     @property

@@ -79,7 +79,7 @@ def _passed_over(pair: CheckedPair) -> tuple[str, ...]:
     """Say why ``auto`` does not take the fused engine on a GPU, or where only the drafter is not for it."""
     refused = ENGINES[FUSED].candidate(pair).refusal is not None
     drafter = load_fused.refused_drafter(pair)
-    slow = load_fused.why_slow(pair.where.home, pair.facts.model.dense) if drafter or not refused else ""
+    slow = load_fused.why_slow(pair) if drafter or not refused else ""
     if drafter and not slow:
         return (f"the fused engine cannot run this: {drafter}; so the reference engine does, which is slower",)
     return (f"{SLOWER}: {slow}",) if slow and not refused and pair.where.home.startswith("cuda") else ()

@@ -147,7 +147,8 @@ class FusedRunner(SequenceRunner):
             raise EngineError(f"{len(stop_ids)} stop ids, {MAX_STOP_IDS} are known here", "use --engine reference")
         self._sampler, self._top = sampler, top
         self.set_block(block if self.proposer is not None else 1)
-        self._drafted = {each is self.own: min(block - 1, len(each.drafts)) for each in self.drafters}
+        own = {} if self.own is None else {True: len(self.own.drafts)}  # its blocks have a length of their own
+        self._drafted = own | ({} if self.proposer is None else {False: min(block - 1, len(self.proposer.drafts))})
         params = sampler.params
         self._with_taps = with_drafts and self.proposer is not None
         self._noisy = not params.greedy
@@ -331,7 +332,8 @@ class FusedRunner(SequenceRunner):
         # Read before the pass is launched, or the host would wait for it and could not work beside it.
         known = self._sampler.forced(self.progress.tokens[1 : key.rows])
         if known is not None:
-            key = replace(key, rows=min([key.rows, *(rows for rows in self.costs if rows > len(known))]))
+            costs = self.own_costs if key.own else self.costs
+            key = replace(key, rows=min([key.rows, *(rows for rows in costs if rows > len(known))]))
         rows, rest = key.rows, replace(key, drafts=0, own=False)
         drafts = self.progress.tokens[1:rows]
         noise = self._sampler.noise(len(self.ids), rows)

@@ -90,7 +90,8 @@ class GenerationLoop:
         self.reason: FinishReason | None = None
         self.aside: SetAside | None = None
         self._known = deque[Cycle]()  # cycles that no ``Step`` has told yet
-        self.shown = False  # a token whose likelihood was reported is in the text
+        # Text stands before the next token: of the prompt, or one whose likelihood was reported.
+        self.shown = goes_on = request.continues or not request.messages
         self.kind = TextKind("thinking" if rendered.opens_thinking else "final")
         self.scheduler = self._scheduler() if self.drafting else None
         self.drafts = self.choice is None or self.choice.drafts  # as last announced
@@ -102,7 +103,7 @@ class GenerationLoop:
         if session.tokenizer is not None:
             opens, continues = rendered.opens_thinking, request.continues
             channels = channel_parser(session.tokenizer, opens_thinking=opens, continues=continues)
-            self.stream = TextStream(session.tokenizer, request.limits.stop, channels)
+            self.stream = TextStream(session.tokenizer, request.limits.stop, channels, goes_on)
 
     @property
     def choice(self) -> DrafterChoice | None:

@@ -79,9 +79,9 @@ def _lark(constraint: Constraint) -> str:
         if constraint.kind == "lark":
             return any_to_lark(constraint.text)
         schema = {"type": "object"} if constraint.kind == "json_object" else parse_json(constraint.text)
+        return f"start: {json_rule(schema)}"
     except (GbnfToLarkError, ValueError, RecursionError) as error:
         raise _refused(constraint.kind, str(error)) from error
-    return f"start: {json_rule(schema)}"
 
 
 def _refused(told: str, why: str) -> UsageError:

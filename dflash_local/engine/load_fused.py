@@ -56,8 +56,7 @@ def candidate(pair: CheckedPair) -> engine_rule.Candidate:
         experts=not pair.facts.model.dense,
         drafter=refused_drafter(pair),
     )
-    dense = pair.facts.model.dense
-    return engine_rule.fused(why, lambda: not why_slow(pair.where.home, dense), pair.config.needs_fused)
+    return engine_rule.fused(why, lambda: not why_slow(pair), pair.config.needs_fused)
 
 
 def refused_drafter(pair: CheckedPair) -> str:
@@ -65,8 +64,18 @@ def refused_drafter(pair: CheckedPair) -> str:
     return "" if pair.contract is None else pair.contract.drafter.fused_refusal()
 
 
-def why_slow(device: str, dense: bool) -> str:
-    """Return why its kernels do not run here, with what to install. A mixture's are compiled by NVRTC."""
+def devices(pair: CheckedPair) -> tuple[str, ...]:
+    """Name the devices that it would load a pair onto: of several GPUs the first two."""
+    return tuple(f"cuda:{card}" for card in pair.where.gpus[:2]) or (pair.where.home,)
+
+
+def why_slow(pair: CheckedPair) -> str:
+    """Return why its kernels do not run on one of a pair's devices, with what to install."""
+    return next(filter(None, (why_not_on(device, pair.facts.model.dense) for device in devices(pair))), "")
+
+
+def why_not_on(device: str, dense: bool) -> str:
+    """Return why its kernels do not run on a device. A mixture's are compiled by NVRTC."""
     why = why_no_kernels(device)
     if why:
         return why
@@ -86,8 +95,8 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fus
         CheckpointError: a tensor is not what it must be. torch.OutOfMemoryError: it does not fit.
         KernelError: Triton is installed and cannot compile.
     """
-    if pair.where.home.startswith("cuda") and not why_no_kernels(pair.where.home):
-        fault = triton_trial.why_not(pair.where.home)
+    for device in devices(pair):
+        fault = triton_trial.why_not(device) if device.startswith("cuda") and not why_no_kernels(device) else None
         if fault is not None:
             raise KernelError(fault.message, f"{fault.hint}; or use --engine reference")
     with triton_trial.named_compile_errors():
@@ -104,12 +113,11 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     notices: list[str] = []
     narrow = precision is not None and precision.weights == "8bit"
     sources = _drafters(pair, read)
+    front = _front(pair)  # by what is free before anything is read, as it was planned
     parts: list[BlockWeights] = []
-    if narrow:  # both forms lie on the device for a while: beside the target there would be no room for them
+    if narrow:
         progress("drafter", 0.05)
-        parts = [_block_weights(*each, device, dtype, notices).coded() for each in sources]
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        parts = _coded_weights(sources, device, dtype, notices)
     weights = target_weights.read_weights(
         pair.target_files,
         facts,
@@ -117,7 +125,7 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
         dtype,
         lambda part: progress("target", 0.1 + 0.6 * part),
         host_embedding="embedding" in offloaded,
-        front=_front(pair),
+        front=front,
     )
     settle_torch(target_parameters(facts.model).total, device)
     block = 1 if draft is None else draft.block_size
@@ -197,6 +205,16 @@ def _drafters(pair: CheckedPair, read: Drafter | None) -> list[tuple[Drafter, Ch
     if pair.drafter_files is None or read is None:
         return []
     return [(read, pair.drafter_files), *([] if pair.own is None else [pair.own])]
+
+
+def _coded_weights(
+    sources: Sequence[tuple[Drafter, Checkpoint]], device: torch.device, dtype: torch.dtype, notices: list[str]
+) -> list[BlockWeights]:
+    """Read drafters and code them. Both forms lie on the device for a while, so nothing else may need it yet."""
+    parts = [_block_weights(*each, device, dtype, notices).coded() for each in sources]
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return parts
 
 
 def _block_weights(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from dflash_local.drafters.kinds import OWN
 from dflash_local.engine.copied_drafts import CopiedDrafts
+from dflash_local.engine.cycle_costs import ContextGrowth
 from dflash_local.engine.drafter_choice import Chosen, DrafterChoice
 from dflash_local.engine.runner import Cycle, Runner
 from dflash_local.engine.text_kind import KINDS
@@ -43,21 +44,22 @@ class Scheduler:
             block: rows of the drafter's longest cycle; one of copies may be longer. index: of the runner's sequence.
             fixed: the drafter's cycles have ``block`` rows, and those of copies all that there are, up to ``block``.
         """
-        self._runner, drafts = runner, runner.proposer is not None
+        self._runner, drafts, growth = runner, runner.proposer is not None, runner.growth
         self._choices: dict[str, DrafterChoice] = {}  # by kind of text
-        self._launched = deque[tuple[DrafterChoice, Chosen] | None]()  # cycles on their way, and what chose them
+        # Cycles on their way: what chose them, and the value that was promised where copies were found, too.
+        self._launched = deque[tuple[DrafterChoice, Chosen, float | None] | None]()
         self._copied: CopiedDrafts | None = None
         if not fixed and drafts:
             for kind in KINDS:
-                pass_ms = runner.wait_ms, _draft_ms(runner)
-                lengths = [VerifyLength(runner.costs, block, runner.experts, *pass_ms, runner.growth.drafted)]
+                pass_ms, grown = (runner.wait_ms, _draft_ms(runner)), ContextGrowth(growth.step_ms, growth.drafted_ms)
+                lengths = [VerifyLength(runner.costs, block, runner.experts, *pass_ms, grown)]
                 if runner.own_costs:  # as many drafts are made as are verified
-                    longest, growth = max(runner.own_costs), runner.growth.own
-                    lengths.append(VerifyLength(runner.own_costs, longest, runner.experts, math.inf, growth=growth))
+                    longest, grown = max(runner.own_costs), ContextGrowth(growth.step_ms, growth.own_ms)
+                    lengths.append(VerifyLength(runner.own_costs, longest, runner.experts, math.inf, growth=grown))
                 self._choices[kind] = DrafterChoice(lengths)
         if not fixed and runner.verify_costs:
-            longest, growth = max(runner.verify_costs), runner.growth.given
-            self._copied = CopiedDrafts(index, runner.verify_costs, longest, runner.experts, growth)
+            longest, grown = max(runner.verify_costs), ContextGrowth(growth.step_ms, growth.step_ms)
+            self._copied = CopiedDrafts(index, runner.verify_costs, longest, runner.experts, grown)
         elif not drafts:
             self._copied = CopiedDrafts(index, {}, block)
         self.choice: DrafterChoice | None = None
@@ -113,12 +115,12 @@ class Scheduler:
     def launch(self) -> None:
         """Launch the next cycle."""
         self._look_back(len(self._runner.ids) // NEAR * NEAR)
-        copied, choice = self._copies(), self.choice
+        (copied, found), choice = self._copies(), self.choice
         if copied or choice is None:
             self._launched.append(None)
             return self._runner.launch(copied=copied)
         chosen = choice.next()
-        self._launched.append((choice, chosen))
+        self._launched.append((choice, chosen, choice.value if found and choice.drafts else None))
         self._runner.set_block(chosen.rows, own=chosen.drafter > 0)
         self._runner.launch(chosen.cut)
 
@@ -126,7 +128,10 @@ class Scheduler:
         """Learn from a cycle that has become known, the oldest that was launched."""
         launched = self._launched.popleft()
         if launched is not None:
-            choice, chosen = launched
+            choice, chosen, promised = launched
+            if promised is not None and self._copied is not None:
+                brought = choice.controls[chosen.drafter].worth(cycle.rows, cycle.accepted, cycle.confidences)
+                self._copied.add_rival(brought - promised)
             choice.add(chosen, cycle)
         elif cycle.copied and self._copied is not None:
             self._copied.add(cycle.rows, cycle.experts)
@@ -143,11 +148,11 @@ class Scheduler:
         if self._copied is not None:
             self._copied.look_back(further)
 
-    def _copies(self) -> tuple[int, ...]:
-        """Return ids to verify in place of the drafter's; none where these promise more."""
+    def _copies(self) -> tuple[tuple[int, ...], bool]:
+        """Return ids to verify in place of the drafter's, none where these promise more; and whether any were found."""
         copied, runner = self._copied, self._runner
         if copied is None:
-            return ()
+            return (), False
         runner.settle(newest=1 if copied.costs else 0)
         found = copied.find(runner.ids)
         rows = copied.rows(found, self.choice)
@@ -156,7 +161,7 @@ class Scheduler:
             if found.behind < len(runner.ids):
                 found = copied.find(runner.ids)
                 rows = copied.rows(found, self.choice)
-        return found.ids[: rows - 1]
+        return found.ids[: rows - 1], bool(found.ids)
 
 
 def _draft_ms(runner: Runner) -> float:

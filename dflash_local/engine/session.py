@@ -209,9 +209,9 @@ class Session:
         return len(rendered.ids)
 
     def _read(self, request: Request) -> tuple[object, ...]:
-        """Return all that ``render`` makes ids of."""
-        text = request.messages, request.prompt, request.prompt_ids
-        return *text, request.thinking, request.tools, request.reasoning_effort, request.continues, self.facts.context
+        """Return all that ``render`` makes ids of; of tools as they are written: 1 and true are equal elsewhere."""
+        text = request.messages, request.prompt, request.prompt_ids, repr(request.tools)
+        return *text, request.thinking, request.reasoning_effort, request.continues, self.facts.context
 
     def plain_step(self, request: Request) -> PlainStep | None:
         """Return what a step without drafts takes in such a reply: as in the last plain one of this load that chose its

@@ -9,7 +9,7 @@ LOWEST, HIGHEST, STEP = -2.0, 7.0, 0.5  # of the buckets of confidence
 MOST = 0.995  # share of drafts accepted that is believed
 MEMORY = 64.0  # drafts that a share remembers
 LEAN = 4.0  # drafts that the guess counts for which a bucket or a slot leans on
-UNSEEN = 1 / 64  # of what is known of a bucket, with each block of which no draft was verified
+UNSEEN = 1 / 64  # of what is known of a bucket and of all drafts, with each block of which none was verified
 FORGET = 1 / 256  # of what is known of a slot, with each block that could have verified it
 
 
@@ -85,8 +85,9 @@ class Survival:
         Args:
             memory: drafts that a bucket remembers.
         """
-        if rows == 1:  # of a bucket that is never verified nothing would be learnt
+        if rows == 1:  # of a bucket that is never verified, and of what it leans on, nothing would be learnt
             self._buckets[_bucket(confidences[0])].forget(UNSEEN)
+            self._all.forget(UNSEEN)
         for slot in range(min(accepted + 1, rows - 1)):
             hit, factor = slot < accepted, self._factors[slot]
             bucket = _bucket(confidences[slot] if slot < len(confidences) else 0.0)

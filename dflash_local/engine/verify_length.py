@@ -159,9 +159,8 @@ class VerifyLength:
                 to find out whether the drafter pays.
         """
         self._costs.add(rows, experts)
-        drafted = rows > 1 or len(confidences) > 0
-        self._emitted.add(accepted + 1, self._cost(rows) if drafted else self.costs[1])
-        if not drafted:
+        self._emitted.add(accepted + 1, self._whole_cost(rows, confidences))
+        if rows == 1 and not confidences:
             return
         tokens = self._survival.tokens_by_rows(confidences)
         best, usual = self._best(tokens, least=1), self._best(self._expected)
@@ -171,6 +170,10 @@ class VerifyLength:
         self._expected = [mean + (new - mean) / self._memory for mean, new in zip(self._expected, tokens)]
         self._judge(tokens, best if self.waits else usual, rows, accepted + 1, probe)
         self._survival.learn(rows, accepted, confidences, PROBE_MEMORY if probe else MEMORY)
+
+    def worth(self, rows: int, accepted: int, confidences: Sequence[float]) -> float:
+        """Return the tokens that a cycle emitted above what its time brings at ``rate``; see ``add``."""
+        return accepted + 1 - self.rate * self._whole_cost(rows, confidences)
 
     def expected(self, rows: int) -> float:
         """Count tokens that a cycle of so many rows is expected to emit."""
@@ -217,15 +220,22 @@ class VerifyLength:
         return max(lengths, key=lambda rows: (tokens[rows - 1] - price * self._cost(rows), rows))
 
     def _cost(self, rows: int) -> float:
-        """Return milliseconds of a cycle that made drafts; of one row, where none was verified."""
-        return self.costs[rows] + (self._draft_ms + self._costs.draft_growth_ms if rows == 1 else 0.0)
+        """Return milliseconds of a cycle that made drafts; of one row, where none was verified. Where the context ends
+        and where a grammar leaves no other ids, cycles are shorter than launched: those cost what the next longer does.
+        """
+        known = rows if rows in self.costs else min(each for each in self.costs if each > rows)
+        return self.costs[known] + (self._draft_ms + self._costs.draft_growth_ms if rows == 1 else 0.0)
+
+    def _whole_cost(self, rows: int, confidences: Sequence[float]) -> float:
+        """Return milliseconds of a cycle with its drafts; without any it is the plain step."""
+        return self._cost(rows) if rows > 1 or confidences else self.costs[1]
 
     def _judge(self, tokens: Sequence[float], usual: int, rows: int, emitted: int, probe: bool) -> None:
         """Add what a cycle promised at the length that it has outside of probes, or what a probe brought if that is
         more.
         """
         tokens_ms = tokens[usual - 1], self._cost(usual)
-        if probe and emitted - self.rate * self.costs[rows] > tokens[usual - 1] - self.rate * self._cost(usual):
+        if probe and emitted - self.rate * self._cost(rows) > tokens[usual - 1] - self.rate * self._cost(usual):
             tokens_ms = emitted, self._cost(rows)
         self._recent = RECENT
         self._promise.add(*tokens_ms)

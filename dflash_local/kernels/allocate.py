@@ -127,10 +127,13 @@ def _pages(size: int) -> mmap.mmap:
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the host, pinned where the tensor is on a GPU: made in the order of its stream, awaited by
-    nobody.
+    """Return a copy on the host, pinned where the tensor is on a GPU: of the current one made in the order of its
+    stream, awaited by nobody; of another one when all that it was given to do is done.
     """
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
+        torch.cuda.synchronize(tensor.device)  # it was written on a stream that nothing here is ordered with
+        return copy.copy_(tensor)
     return copy.copy_(tensor, non_blocking=True)
 
 

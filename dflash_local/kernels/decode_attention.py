@@ -160,26 +160,25 @@ def decode_attention_reference(
 ) -> torch.Tensor:
     """Compute the same in plain PyTorch, in float32."""
     rows, num_heads, head_dim = queries.shape
-    end = int(start) + rows
-    places = torch.arange(end, device=out.device) % cache[0].shape[1]
-    keys, values, *scales = (part[:, places].float().repeat_interleave(num_heads // part.shape[0], 0) for part in cache)
+    begin, capacity = int(start), cache[0].shape[1]
+    end = begin + rows
+    key = torch.arange(end, device=out.device)
+    seen = (part[:, :end] if end <= capacity else part[:, key % capacity] for part in cache)
+    keys, values, *scales = (part.float().repeat_interleave(num_heads // part.shape[0], 0) for part in seen)
     if scales:
         keys, values = keys * scales[0], values * scales[1]
-    scores = torch.einsum("mhd,hkd->hmk", queries.float(), keys) * (scale or head_dim**-0.5)
-    at = torch.arange(int(start), end, device=out.device).unsqueeze(1)
-    key = torch.arange(end, device=out.device).unsqueeze(0)
-    hidden = torch.zeros_like(key > at)
-    if mask.causal:
-        hidden |= key > at
+    scores = torch.bmm(queries.float().transpose(0, 1), keys.transpose(1, 2)) * (scale or head_dim**-0.5)
+    at = key[begin:].unsqueeze(1)
+    hidden = key > at if mask.causal else torch.zeros_like(key > at)
     if mask.sliding_window:
         hidden |= (at - key).abs() >= mask.sliding_window
     if mask.context_window:
-        hidden |= key < int(start) - mask.context_window
+        hidden |= key < begin - mask.context_window
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:  # first: behind the keys its place in the sum, and so the bits, would depend on the block
         scores = torch.cat((sinks.float()[:, None, None].expand(-1, rows, 1), scores), -1)
     weights = scores.softmax(-1)[..., -end:]
-    attended = torch.einsum("hmk,hkd->mhd", weights, values).to(out.dtype)
+    attended = torch.bmm(weights, values).transpose(0, 1).to(out.dtype)
     if gates is not None:
         attended = attended * gates[:, : num_heads * 2 * head_dim].view(rows, num_heads, 2, head_dim)[:, :, 1].sigmoid()
     return out.copy_(attended.reshape(rows, -1))

@@ -23,9 +23,8 @@ LARGEST = 1.0 - 2.0**-24
 
 def _product(a: torch.Tensor, multiplier: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return high and low 32 bits of a * multiplier for int64 tensors of 32-bit words, by halves: it can pass 2^63."""
-    low = (a & 0xFFFF) * multiplier
-    high = (a >> 16) * multiplier + (low >> 16)
-    return (high >> 16) & MASK, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
+    low, high = a * (multiplier & 0xFFFF), a * (multiplier >> 16)
+    return (high + (low >> 16)) >> 16, (((high & 0xFFFF) << 16) + low) & MASK
 
 
 def philox(counter: list[torch.Tensor], key: tuple[int, int]) -> list[torch.Tensor]:

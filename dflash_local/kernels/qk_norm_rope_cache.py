@@ -101,30 +101,32 @@ def qk_norm_rope_cache_reference(
         qkv += bias
     rows, num_heads = qkv.shape[0], layout.num_heads
     head_dim, rotary_dim = layout.head_dim, layout.rotary_dim
-    at = start.long() + torch.arange(rows, device=qkv.device)
-    cos, sin = (part[at].unsqueeze(1) for part in rotation)
+    begin = int(start)
+    cos, sin = (part[begin : begin + rows].unsqueeze(1) for part in rotation)
 
     def normed_and_rotated(given: torch.Tensor, norm: int) -> torch.Tensor:
         normed = _normed(given, norms[norm], eps, layout.norm_plus_one) if norms else given
         rotated, rest = normed[..., :rotary_dim], normed[..., rotary_dim:]
         low, high = rotated.chunk(2, -1)
-        return torch.cat((rotated * cos + torch.cat((-high, low), -1) * sin, rest), -1)
+        turned = rotated * cos + torch.cat((-high, low), -1) * sin
+        return turned if rotary_dim == head_dim else torch.cat((turned, rest), -1)
 
     stride = head_dim * (2 if layout.gated else 1)
     if num_heads:
         given = qkv[:, : num_heads * stride].view(rows, num_heads, stride)[..., :head_dim]
         queries.copy_(normed_and_rotated(given, 0))
     k, v = qkv[:, num_heads * stride :].view(rows, 2, layout.num_kv_heads, head_dim).unbind(1)
-    if rings is None:
-        capacity = cache[0].shape[1]
-        rings = torch.tensor([(head * capacity, capacity) for head in range(layout.num_kv_heads)], device=qkv.device)
-    places = (rings[:, :1] + at % rings[:, 1:]).flatten()
     written = [given.transpose(0, 1) for given in (normed_and_rotated(k, 1), v)]
     if len(cache) > 2:
         codes, scales = zip(*map(coded, written), strict=True)
         written = [*codes, *scales]
+    at = torch.arange(begin, begin + rows, device=qkv.device)
+    places = at % cache[0].shape[1] if rings is None else (rings[:, :1] + at % rings[:, 1:]).flatten()
     for part, given in zip(cache, written, strict=True):
-        part.view(-1, part.shape[-1]).index_copy_(0, places, given.reshape(-1, part.shape[-1]))
+        if rings is None:
+            part.index_copy_(1, places, given)
+        else:
+            part.index_copy_(0, places, given.reshape(-1, part.shape[-1]))
 
 
 def coded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -41,8 +41,11 @@ SCHEMA: dict[str, Any] = {
         "count": {"type": "integer", "minimum": 1, "maximum": 99},
         "deep": {"$ref": "#/$defs/flag"},
         "tags": {"type": "array", "items": {"$ref": "#/$defs/flag"}, "maxItems": 2},
+        "price": {"type": "string", "pattern": r"^[1-9]\$", "maxLength": 2},
+        "file": {"type": "string", "format": "path", "maxLength": 3},
+        "more": {"type": "array", "items": {"$ref": "#/properties/count"}, "minItems": 1, "maxItems": 2},
     },
-    "required": ["color", "code", "words", "count", "deep"],
+    "required": ["color", "code", "words", "count", "deep", "price", "file", "more"],
     "additionalProperties": False,
     "$defs": {"flag": {"type": "boolean"}},
 }
@@ -106,7 +109,8 @@ def test_whatever_is_allowed_is_one_call_of_the_schema(tokenizer: Tokenizer, for
         assert set(SCHEMA["required"]) <= set(values) <= set(SCHEMA["properties"])
         assert values["color"] in ("red", "blue") and re.fullmatch("[a-c]{2}[0-9]", values["code"]), repr(text)
         assert 1 <= len(values["words"]) <= 3 and values["count"] in range(1, 100) and type(values["deep"]) is bool
-        assert all(type(tag) is bool for tag in values.get("tags", []))
+        assert all(type(tag) is bool for tag in values.get("tags", [])) and len(values["file"]) <= 3
+        assert re.fullmatch(r"[1-9]\$", values["price"]) and all(each in range(1, 100) for each in values["more"])
 
 
 @pytest.mark.parametrize("thinks", [False, True])

@@ -77,6 +77,8 @@ def test_what_is_of_another_block_or_no_record_is_passed_over(tmp_path: Path) ->
     assert fresh.learnt == known
     record.keep(True, known)
     assert record.read(True) == known
+    record.keep(True, {"tool": right})
+    assert record.read(True) == known | {"tool": right}, "what a load without the target's own layer lacks stays"
 
 
 def learnt_of(session: Session, request: Request) -> dict[str, list[float]]:

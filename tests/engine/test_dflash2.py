@@ -114,7 +114,7 @@ def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("few_candidates")
 def test_where_the_fused_engine_would_be_taken_a_line_says_why_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load(find(*folders(PAIRS[0])), CPU32).facts.notices == ()  # a CPU: it would not
-    monkeypatch.setattr(load_fused, "why_slow", lambda device, dense: "")
+    monkeypatch.setattr(load_fused, "why_not_on", lambda device, dense: "")
     session = load(find(*folders(PAIRS[0])), CPU32)
     (line,) = session.facts.notices
     assert "its drafter chooses among 8 candidates" in line and "the reference engine" in line and "\n" not in line

@@ -69,8 +69,8 @@ def test_it_loses_little_against_the_better_drafter_alone(costs: Sequence[Mappin
         both, drafters = Text(costs, seed).run(TEXTS[name], CYCLES)
         alone = [Text([costs[at]], seed).run([TEXTS[name][at]], CYCLES)[0] for at in (0, 1)]
         found.append(both / max(alone))
-        assert both > 0.93 * max(alone), (found, Counter(drafters))
-    assert sum(found) > 0.96 * len(found), found
+        assert both > 0.94 * max(alone), (found, Counter(drafters))
+    assert sum(found) > 0.97 * len(found), found
 
 
 def test_a_drafter_that_was_left_in_a_hard_passage_comes_back() -> None:
@@ -87,7 +87,7 @@ def test_a_drafter_that_was_left_in_a_hard_passage_comes_back() -> None:
             return text.tokens / text.ms
 
         found.append(rate(0, 1) / max(rate(0), rate(1)))
-    assert sum(found) > 0.91 * len(found), found
+    assert sum(found) > 0.925 * len(found), found
 
 
 def test_it_follows_the_text_and_what_does_not_pay_is_seldom_tried() -> None:

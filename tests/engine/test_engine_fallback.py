@@ -85,7 +85,7 @@ def plant(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(load_fused, "why_slow", lambda device, dense: "")
+    monkeypatch.setattr(load_fused, "why_not_on", lambda device, dense: "")
     monkeypatch.setattr(load_fused, "_load", fail)
 
 
@@ -128,14 +128,14 @@ def test_other_faults_of_a_load_are_not_hidden_by_the_reference_engine(monkeypat
 def test_why_a_card_is_passed_over_names_the_first_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(load_fused, "why_no_kernels", lambda device: "triton is not installed")
-    assert load_fused.why_slow("cuda:0", True) == "triton is not installed"
+    assert load_fused.why_not_on("cuda:0", True) == "triton is not installed"
     monkeypatch.setattr(load_fused, "why_no_kernels", lambda device: "")
     monkeypatch.setattr(triton_trial, "why_not", lambda device: KernelError("no C compiler", "install gcc"))
-    assert load_fused.why_slow("cuda:0", True) == "no C compiler (install gcc)"
+    assert load_fused.why_not_on("cuda:0", True) == "no C compiler (install gcc)"
     monkeypatch.setattr(triton_trial, "why_not", lambda device: None)
     monkeypatch.setattr(nvrtc, "why_not", lambda capability: MissingDependencyError("no NVRTC", "pip install it"))
-    assert load_fused.why_slow("cuda:0", True) == ""
-    assert load_fused.why_slow("cuda:0", False) == "no NVRTC (pip install it)"
+    assert load_fused.why_not_on("cuda:0", True) == ""
+    assert load_fused.why_not_on("cuda:0", False) == "no NVRTC (pip install it)"
 
 
 # An engine that finds only while it loads that it cannot run a pair here
@@ -158,7 +158,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
         found.append(weakref.ref(mixture.experts.gate_up.weight))
         raise KernelError(WHY, "load it with --engine reference")
 
-    monkeypatch.setattr(load_fused, "why_slow", lambda device, dense: "")
+    monkeypatch.setattr(load_fused, "why_not_on", lambda device, dense: "")
     monkeypatch.setattr(load_fused, "choose_experts", choose_experts)
     return found
 

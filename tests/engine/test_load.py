@@ -317,6 +317,15 @@ def test_of_several_gpus_the_first_one_is_home(
         assert front is None and not asked
 
 
+def test_the_split_of_two_cards_is_found_before_a_drafter_takes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = list[str]()
+    for name in ("_front", "_block_weights"):
+        real = getattr(load_fused, name)
+        monkeypatch.setattr(load_fused, name, lambda *how, name=name, real=real: (order.append(name), real(*how))[1])
+    load(find("demo"), LoadConfig(device="cpu", engine="fused", drafter_precision="8bit", context=256)).close()
+    assert order == ["_front", "_block_weights"]
+
+
 @pytest.mark.usefixtures("two_gpus")
 def test_transformers_is_told_of_the_named_gpus_alone() -> None:
     named, every = (target_options(placement(each, "auto"), None) for each in ("cuda:1,0", "balanced"))

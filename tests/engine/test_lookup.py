@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,10 @@ from dflash_local.check.run import check_exactness
 from dflash_local.drafters.kinds import LOOKUP, OWN, folder_of
 from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.engine.copied_drafts import CopiedDrafts
+from dflash_local.engine.cycle_costs import MeasuredGrowth
 from dflash_local.engine.drafter_choice import DrafterChoice
+from dflash_local.engine.runner import Cycle
+from dflash_local.engine.scheduler import Scheduler
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.events import Step
 from dflash_local.request import Limits, Request, SamplingParams, user_request
@@ -63,6 +67,8 @@ def test_the_longest_match_is_found_and_of_equal_ones_the_newest() -> None:
         assert (confidence > 1.5) == bool(found) and confidence <= 5
         drafted += len(found)
     assert drafted > 3000
+    index.truncate(0)
+    assert not index._ends, "a conversation that is gone leaves nothing"
 
 
 def opened(model: str, engine: str, drafter: str | None = None) -> Session:
@@ -155,10 +161,7 @@ def test_no_text_changes_beside_a_drafter(pair: Session, how: str) -> None:
     assert max(step.accepted for step in found) >= pair.facts.block_size, "copies are longer than the drafter's block"
 
 
-def test_a_check_compares_texts_and_leaves_its_acceptance_alone(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dflash_local.check.run.PROMPTS", 1)
+def test_a_check_compares_texts_and_leaves_its_acceptance_alone(session: Session) -> None:
     assert check_drafter(session, find("demo")).state == "skipped"
     found = check_exactness(session, find("demo"))
     assert found.state == "ok" and found.figures["tokens"] > 0
@@ -188,3 +191,47 @@ def test_copies_are_verified_where_they_have_held(beside: bool) -> None:
     assert verified(repeats=False) == {1}
     assert min(verified(repeats=True)) == 8, "a match of eight ids copies eight, of which seven make a length"
     assert verified(repeats=False) == {1}
+
+
+class Repeating(TextIndex):
+    """A text that repeats at every other cycle, and the runner of its cycles, whose drafts are right there.
+
+    Of its copies three of seven are right at the longer matches, and none at the shorter ones.
+    """
+
+    proposer, experts, wait_ms, own_costs, growth = True, None, 1e9, dict[int, float](), MeasuredGrowth()
+    costs, verify_costs = {1: 1.0, 2: 1.5, 4: 1.55, 8: 1.6}, {1: 1.0, 2: 1.05, 4: 1.1, 8: 1.2}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids, self.cycles, self.rows = [0], list[Cycle](), 1
+
+    def find(self, ids: Sequence[int], count: int) -> Copies:
+        behind, place = len(ids), len(self.cycles)
+        right = 3 if place % 4 == 0 else 0
+        copies = [behind + at if at < right else -1 for at in range(min(count, 7 if place % 2 == 0 else 0))]
+        return Copies(behind, tuple(copies), 4.0 if right else 2.0)
+
+    def settle(self, newest: int = 0) -> None:
+        """All is known at once."""
+
+    def set_block(self, rows: int, own: bool = False) -> None:
+        self.rows = rows
+
+    def launch(self, _cut: Any = None, copied: Sequence[int] = ()) -> None:
+        rows, place = len(copied) + 1 if copied else self.rows, len(self.cycles)
+        right = (3 if place % 4 == 0 else 0) if copied else 7 if place % 2 == 0 else 1
+        accepted = min(right, rows - 1)
+        self.ids += range(len(self.ids), len(self.ids) + accepted + 1)
+        self.cycles.append(Cycle((0,), rows - 1, accepted, rows, 0.0, 0.0, copied=bool(copied)))
+
+
+def test_copies_leave_text_that_a_drafter_finds_as_easy() -> None:
+    runner = Repeating()
+    scheduler = Scheduler(runner, 8, runner)  # type: ignore[arg-type]
+    scheduler.begin("final")
+    for _ in range(400):
+        scheduler.launch()
+        scheduler.add(runner.cycles[-1])
+    copied = [cycle.copied for cycle in runner.cycles]
+    assert any(copied[:100]) and not any(copied[300:])

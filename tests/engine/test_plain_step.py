@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dflash_local.app.reply_text import headline
 from dflash_local.catalog import bundled
 from dflash_local.engine import load
@@ -37,8 +39,10 @@ def test_it_is_of_the_load_until_a_plain_reply_of_the_same_kind_tells_it() -> No
     assert reply("dflash", SamplingParams(temperature=1.0)).stats.plain_from == AT_LOAD
 
 
-def test_without_room_for_a_measurement_the_ratio_is_left_out() -> None:
-    session = load(bundled.find("demo"), LoadConfig(dtype="float32", device="cpu", engine="reference", context=CPU_AT))
+@pytest.mark.parametrize("context", [24, 40, CPU_AT])
+def test_without_room_for_a_measurement_the_ratio_is_left_out(context: int) -> None:
+    session = load(bundled.find("demo"), LoadConfig(dtype="float32", device="cpu", engine="reference", context=context))
+    assert not session.runner.costs
     *_, finished = session.generate(user_request("Count from 3 to 7.", limits=Limits(8)))
     assert isinstance(finished, Finished)
     assert finished.stats.plain_step_s is None and "x · " not in headline(finished)

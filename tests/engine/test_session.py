@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from dflash_local.catalog.bundled import find
 from dflash_local.chat.template import Rendered
 from dflash_local.drafters.engines import Drafts
+from dflash_local.engine import LoadConfig, load
 from dflash_local.engine.session import Session
 from dflash_local.errors import ContextError, EngineError, NumericsError, UsageError
 from dflash_local.events import Notice, PrefillProgress, Started, Step
 from dflash_local.models.fused.target import FusedTarget
-from dflash_local.request import Limits, Request, SamplingParams
-from tests.engine_sessions import BLOCK, ask, random_prompt, target_of, text_of
+from dflash_local.request import Limits, Request, SamplingParams, user_request
+from tests.engine_sessions import BLOCK, Reply, ask, random_prompt, target_of, text_of
 from tests.families import VOCAB
 from tests.proposers import Oracle, Planted, RandomDrafts
 
@@ -28,6 +30,21 @@ BOTH = pytest.mark.parametrize("family", ["qwen3", HYBRID])
 
 def oracle(family: str, wrong_every: int = 0) -> Oracle:
     return Oracle(VOCAB, text_of(family, tuple(PROMPT)), wrong_every)
+
+
+def test_a_prompt_that_was_counted_is_of_its_request_alone() -> None:
+    """Of tools that are equal, and written otherwise."""
+    session = load(find("demo-hybrid"), LoadConfig(device="cpu", dtype="float32", context=2000))
+
+    def prompt(default: object) -> Request:
+        told = {"type": "object", "properties": {"q": {"default": default}}}
+        tool = {"type": "function", "function": {"name": "look", "parameters": told}}
+        return user_request("hi", tools=(tool,), limits=Limits(2), return_token_ids=True)
+
+    session.count(prompt(1))
+    with_true, again = (Reply(list(session.generate(prompt(True)))).find(Started)[0] for _ in range(2))
+    assert with_true.prompt_ids == again.prompt_ids
+    session.close()
 
 
 def test_prompt_longer_than_the_context_names_both_counts(new_session: Build) -> None:

@@ -63,12 +63,15 @@ def test_the_bytes_of_all_tokens_are_the_text(
     session.tokenizer = tokenizer = Tokenizer.load(source)
     assert tokenizer is not None and tokenizer.token_id("<|end|>") == STOP
     sampling = SamplingParams(temperature=5.0, seed=0)
-    reply = ask(session, random_prompt(9), 150, mode="ar", logprobs=20, sampling=sampling)
+    prompt = random_prompt(9)
+    reply = ask(session, prompt, 150, mode="ar", logprobs=20, sampling=sampling)
     tokens = [token for step in reply.find(Step) for token in step.logprobs]
     assert [token.token_id for token in tokens] == reply.ids
     text = "".join(piece.text for step in reply.find(Step) for piece in step.pieces)
     joined = b"".join(bytes(token.bytes or ()) for token in tokens)
     assert joined.decode("utf-8", "replace") == text and len(text) > 20
+    whole = tokenizer.decode([*prompt, *reply.ids])
+    assert whole == tokenizer.decode(prompt) + text, "what is said behind a text keeps the space that parts them"
     assert [token.token_id for token in tokens if token.bytes is None] == [i for i in reply.ids if i == STOP]
     parts = {token.text for token in tokens if token.bytes is not None and token.text.startswith("\\x")}
     assert bool(parts) == (kind is not words), "a part of a character is spelled"

@@ -23,7 +23,7 @@ from dflash_local.engine.session import Session
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.events import Notice, Step
 from dflash_local.load_config import LoadConfig
-from dflash_local.request import Limits, SamplingParams, user_request
+from dflash_local.request import Constraint, Limits, SamplingParams, user_request
 from tests.engine.fused_sessions import fused_session
 from tests.engine_sessions import BLOCK, Reply, ask, random_prompt, text_of
 from tests.families import VOCAB
@@ -119,6 +119,15 @@ def test_it_loses_less_than_3_percent_against_the_best_fixed_length(costs: Mappi
     for wait_ms in (0.0, 1.0):
         rate, used = Text(costs, seed=11, wait_ms=wait_ms).run(shares, CYCLES)
         assert rate > 0.97 * best_fixed(costs, shares)[1], (wait_ms, Counter(used))
+
+
+@pytest.mark.parametrize("costs", [RISING, EXPERTS])
+def test_drafts_that_cost_nothing_and_were_not_verified_for_long_are_verified_again(costs: Mapping[int, float]) -> None:
+    text = Text(costs, seed=1, draft_ms=0.01)
+    text.run(even(0.9), 300)
+    assert text.run(even(0.03), 1500)[1].count(1) > 1000
+    text.run(even(0.92), 500)
+    assert text.run(even(0.92), 1000)[0] > 0.95 * best_fixed(costs, even(0.92))[1]
 
 
 @pytest.mark.parametrize("costs", [LARGE_CARD, RISING, EXPERTS, DEAR_DRAFTS])
@@ -300,6 +309,19 @@ def test_the_text_is_the_same_whatever_is_verified(pair: str, how: str) -> None:
             assert reply.ids == ids, costs
             used.update(dict(reply.finished.stats.verify_rows))
     assert len(used) >= 3, f"the lengths were to change: {used}"
+
+
+@pytest.mark.parametrize("engine", ["reference", "fused"])
+@pytest.mark.parametrize("asked", [{}, {"constraint": Constraint("regex", "(abc|abd|xyz){3,60}")}])
+def test_cycles_that_are_cut_short_have_lengths_that_nobody_measured(engine: str, asked: dict[str, Any]) -> None:
+    """By the context's end, and by a grammar."""
+    session = load(bundled.find("demo"), LoadConfig(dtype="float32", device="cpu", engine=engine, context=96))
+    planted(session, {1: 1.0, session.facts.block_size or 0: 1.1})
+    for sampling in SAMPLINGS.values():
+        request = user_request(PROMPTS[0], sampling=sampling, limits=Limits(200), **asked)
+        plain, drafted = (list(session.generate(replace(request, mode=mode))) for mode in ("ar", "dflash"))
+        assert Reply(drafted).ids == Reply(plain).ids and len(Reply(plain).ids) > 8
+    session.close()
 
 
 def test_what_is_learnt_stays_with_the_session_and_the_kind_of_sampling() -> None:
