@@ -295,12 +295,17 @@ def scheduler_of(runner: FusedRunner, drafter: bool, copies: str = "", own: str 
     runner.own_costs = costs
     if own == "alone":
         found._choices = {kind: OwnAlone(choice.controls) for kind, choice in found._choices.items()}
-    found.begin("final")
-    if not drafter:
-        found.stop_drafting()
+    begin(found, drafter)
     if not copies:
         found._copied = None
     return found
+
+
+def begin(scheduler: Scheduler, drafter: bool) -> None:
+    """Begin a reply, with drafters or without."""
+    scheduler.begin("final")
+    if not drafter:
+        scheduler.stop_drafting()
 
 
 class Blind(DrafterChoice):
@@ -353,21 +358,30 @@ def compare(
 
 
 def compare_methods(replies: Replies, copies: str, count: int) -> Any:
-    """Time one kind of text that may be copied."""
+    """Time one kind of text that may be copied: a reply of each method, and its next one (*later*)."""
     runner, regime = replies.runner, REGIMES[COPIED[copies]]
-    drafted = list(cycles_of(regime, max(runner.costs) - 1, count))
-    own: list[PlantedCycle] = []
+    surer = regime._replace(mean=regime.mean + OWN_ODDS[copies])
+    longest, own_longest = max(runner.costs), max(runner.own_costs, default=1)
+    texts = [
+        (list(cycles_of(regime, longest - 1, count, seed)), list(cycles_of(surer, own_longest - 1, count, seed)))
+        for seed in (1, 2)
+    ]
     methods = [("drafter", True, "", ""), ("copies", False, copies, "")]
     if runner.own_costs:
-        surer = regime._replace(mean=regime.mean + OWN_ODDS[copies])
-        own = list(cycles_of(surer, max(runner.own_costs) - 1, count))
         methods += [("mtp", True, "", "alone"), ("drafter_and_mtp", True, "", "beside")]
-    methods.append(("all", True, copies, "beside" if own else ""))
-    found = {"plain_ms": replies.ms(drafted, Fixed(runner, 1)).ms}
+    methods.append(("all", True, copies, "beside" if runner.own_costs else ""))
+    plain = replies.ms(texts[0][0], Fixed(runner, 1)).ms
+    found = {"plain_ms": plain}
     for name, drafter, text, beside in methods:
-        found[f"{name}_ms"] = replies.ms(drafted, scheduler_of(runner, drafter, text, beside), own).ms
-    least = min(found[f"{name}_ms"] for name in ("plain", "drafter", "copies", "mtp") if f"{name}_ms" in found)
-    return found | {"over_drafter": found["drafter_ms"] / found["all_ms"], "over_best": least / found["all_ms"]}
+        scheduler = scheduler_of(runner, drafter, text, beside)
+        found[f"{name}_ms"] = replies.ms(texts[0][0], scheduler, texts[0][1]).ms
+        begin(scheduler, drafter)
+        found[f"{name}_later_ms"] = replies.ms(texts[1][0], scheduler, texts[1][1]).ms
+    for end, over in (("ms", "over"), ("later_ms", "later_over")):
+        alone = [found[f"{name}_{end}"] for name in ("drafter", "copies", "mtp") if f"{name}_{end}" in found]
+        found[f"{over}_drafter"] = found[f"drafter_{end}"] / found[f"all_{end}"]
+        found[f"{over}_best"] = min(plain, *alone) / found[f"all_{end}"]
+    return found
 
 
 @torch.inference_mode()
@@ -408,8 +422,9 @@ def main() -> None:
             methods[name] = compare_methods(replies, name, args.cycles)
             print(name, methods[name], file=sys.stderr, flush=True)
     record = {"pair": [pair.target, pair.drafter], "stored": args.stored, "cycles": args.cycles, "cycle_ms": costs}
-    record |= {"measured_at_load": measured, "wait_ms": runner.wait_ms, "growth": runner.growth, "regimes": regimes}
-    record |= {"given_at_load": dict(runner.verify_costs), "own_at_load": dict(runner.own_costs), "methods": methods}
+    record |= {"measured_at_load": measured, "wait_ms": runner.wait_ms, "growth": runner.growth._asdict()}
+    record |= {"given_at_load": dict(runner.verify_costs), "own_at_load": dict(runner.own_costs)}
+    record |= {"regimes": regimes, "methods": methods}
     print(json.dumps(record | {"machine": machine(), "versions": versions()}, indent=2))
 
 
