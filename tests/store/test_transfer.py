@@ -127,20 +127,20 @@ def test_what_stays_wrong_is_refused(
 def test_a_disk_that_fills_up_stops_everything(
     puller: Any, sharded: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full_after(monkeypatch, puller.home, 4, errno.ENOSPC)
+    full_after(monkeypatch, puller, 4, errno.ENOSPC)
     with pytest.raises(DoesNotFitError, match="full") as caught:
         puller.pull(TARGET)
     assert caught.value.exit_code == 5 and "kept" in caught.value.hint
     # Of a shard that was under way beside it a part may stay, which the next pull goes on with.
     assert all(".dflash-" in name for name in puller.incomplete())
-    assert sum(name.endswith(".safetensors") for name in puller.names()) >= 1
+    assert shards_here(puller) >= 1
     monkeypatch.undo()
     puller.age()
     assert puller.pull(TARGET)[0].verified and puller.incomplete() == []
 
 
 def test_a_read_only_cache_is_named(puller: Any, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    full_after(monkeypatch, puller.home, 0, errno.EROFS)
+    full_after(monkeypatch, puller, 0, errno.EROFS)
     with pytest.raises(DownloadError, match="Read-only") as caught:
         puller.pull(TARGET)
     assert caught.value.exit_code == 4 and "HF_HUB_CACHE" in caught.value.hint
@@ -157,17 +157,22 @@ class _Full(io.FileIO):
         raise OSError(self.number, os.strerror(self.number))
 
 
-def full_after(monkeypatch: pytest.MonkeyPatch, home: Path, files: int, number: int) -> None:
-    """Let the disk refuse bytes below ``home`` after so many files of weights."""
+def shards_here(puller: Any) -> int:
+    return sum(name.endswith(".safetensors") for name in puller.names())
+
+
+def full_after(monkeypatch: pytest.MonkeyPatch, puller: Any, files: int, number: int) -> None:
+    """Let the disk refuse a puller's bytes after so many files of weights were begun, one of which is whole by then."""
     plain, left, lock = Path.open, [files], threading.Lock()
 
     def opened(self: Path, mode: str = "r", *rest: Any, **named: Any) -> Any:
         weights = self.name.endswith(".incomplete") and len(self.name.split(".")[0]) == 64
         # A thread of an earlier test's pull may outlive it by a moment, and writes elsewhere.
-        if weights and "w" in mode and self.is_relative_to(home):
+        if weights and "w" in mode and self.is_relative_to(puller.home):
             with lock:
                 left[0] -= 1
             if left[0] < 0:
+                wait_until(lambda: shards_here(puller) >= min(files, 1))
                 return type("Full", (_Full,), {"number": number})(self, mode)
         return plain(self, mode, *rest, **named)
 
