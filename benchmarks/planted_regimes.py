@@ -86,10 +86,11 @@ PlantedCycle = tuple[list[float], int]  # confidences; drafts that are right
 
 
 def cycles_of(regime: Regime, drafts: int, count: int, seed: int = 1) -> Iterator[PlantedCycle]:
-    draw, text = random.Random(seed), 0.0
+    """The texts of a seed are as hard for each drafter."""
+    draw, texts, text = random.Random(seed), random.Random(f"texts {seed}"), 0.0
     for number in range(count):
         if number % regime.cycles == 0:
-            text = draw.gauss(0, regime.by_text)
+            text = texts.gauss(0, regime.by_text)
         told, accepted, alive = [], 0, True
         for slot in range(drafts):
             odds = regime.mean + text + draw.gauss(0, regime.by_draft) - 0.05 * slot
@@ -201,6 +202,9 @@ class Fixed:
     def __init__(self, runner: FusedRunner, rows: int, own: bool = False) -> None:
         self._runner, self._rows, self._own = runner, rows, own
 
+    def begin(self, _kind: str) -> None:
+        """Begin nothing."""
+
     def launch(self) -> None:
         self._runner.set_block(self._rows, self._own)
         self._runner.launch()
@@ -253,6 +257,7 @@ class Replies:
         prompt = torch.tensor(ids, device=runner.device)
         sampler = Sampler(SamplingParams(temperature=0.0), 0, runner.vocab_size, prompt)
         runner.begin(sampler, frozenset(), runner.target.rows, True)
+        scheduler.begin("final")
         for _ in runner.prefill(ids, 0):
             pass
         for drafts, each in zip(self._planted, (cycles, of_own or cycles), strict=False):
@@ -286,26 +291,27 @@ class OwnAlone(DrafterChoice):
         super().add(chosen._replace(drafter=0), cycle)
 
 
-def scheduler_of(runner: FusedRunner, drafter: bool, copies: str = "", own: str = "") -> Scheduler:
+class CopiesAlone(Scheduler):
+    """Copies and the plain step."""
+
+    def begin(self, kind: str) -> None:
+        super().begin(kind)
+        self.stop_drafting()
+
+
+def scheduler_of(runner: FusedRunner, copies: str = "", own: str = "", drafter: bool = True) -> Scheduler:
     """One that chooses among these methods and the plain step; ``copies``: the kind of text, or empty. ``own``: whether
     the target's own layer is ``beside`` the drafter, ``alone`` or not used.
     """
     costs, runner.own_costs = runner.own_costs, runner.own_costs if own else {}
-    found = Scheduler(runner, max(runner.costs), PlantedCopies(copies, runner.vocab_size))
+    kind = Scheduler if drafter else CopiesAlone
+    found = kind(runner, max(runner.costs), PlantedCopies(copies, runner.vocab_size))
     runner.own_costs = costs
     if own == "alone":
         found._choices = {kind: OwnAlone(choice.controls) for kind, choice in found._choices.items()}
-    begin(found, drafter)
     if not copies:
         found._copied = None
     return found
-
-
-def begin(scheduler: Scheduler, drafter: bool) -> None:
-    """Begin a reply, with drafters or without."""
-    scheduler.begin("final")
-    if not drafter:
-        scheduler.stop_drafting()
 
 
 class Blind(DrafterChoice):
@@ -316,9 +322,8 @@ class Blind(DrafterChoice):
 
 
 def blind_scheduler(runner: FusedRunner) -> Scheduler:
-    found = scheduler_of(runner, True)
+    found = scheduler_of(runner)
     found._choices = {kind: Blind(choice.controls) for kind, choice in found._choices.items()}
-    found.begin("final")
     return found
 
 
@@ -336,14 +341,13 @@ def compare(
     emitted = {rows: sum(min(right, rows - 1) + 1 for cycles in planted for _, right in cycles) for rows in costs}
     best = max((rows for rows in costs if rows > 1), key=lambda rows: emitted[rows] / costs[rows])
     plain = replies.ms(planted[0], Fixed(runner, 1)).ms
-    learnt, lengths = scheduler_of(runner, True), Counter[int]()
+    learnt, lengths = scheduler_of(runner), Counter[int]()
     replies.ms(before, learnt)
     for cycles in planted:
-        learnt.begin("final")
         ways: dict[str, Scheduler | Fixed] = {"fixed": Fixed(runner, best)}
-        ways |= {"ours": scheduler_of(runner, True), "later": learnt}
+        ways |= {"ours": scheduler_of(runner), "later": learnt}
         if told:
-            ways |= {"blind": blind_scheduler(runner), "shuffled": scheduler_of(runner, True)}
+            ways |= {"blind": blind_scheduler(runner), "shuffled": scheduler_of(runner)}
         for way, scheduler in ways.items():
             timed = replies.ms(shuffled(cycles) if way == "shuffled" else cycles, scheduler)
             spent[way] += timed.ms / len(planted)
@@ -357,30 +361,32 @@ def compare(
     return found | {"cycles_by_rows": dict(sorted(lengths.items()))}
 
 
-def compare_methods(replies: Replies, copies: str, count: int) -> Any:
-    """Time one kind of text that may be copied: a reply of each method, and its next one (*later*)."""
-    runner, regime = replies.runner, REGIMES[COPIED[copies]]
+def compare_methods(replies: Replies, copies: str, texts: int, count: int) -> Any:
+    """Time so many texts of a kind that may be copied: a reply of each method, and its next one (*later*)."""
+    runner, regime, found = replies.runner, REGIMES[COPIED[copies]], defaultdict[str, float](float)
     surer = regime._replace(mean=regime.mean + OWN_ODDS[copies])
     longest, own_longest = max(runner.costs), max(runner.own_costs, default=1)
-    texts = [
-        (list(cycles_of(regime, longest - 1, count, seed)), list(cycles_of(surer, own_longest - 1, count, seed)))
-        for seed in (1, 2)
-    ]
-    methods = [("drafter", True, "", ""), ("copies", False, copies, "")]
-    if runner.own_costs:
-        methods += [("mtp", True, "", "alone"), ("drafter_and_mtp", True, "", "beside")]
-    methods.append(("all", True, copies, "beside" if runner.own_costs else ""))
-    plain = replies.ms(texts[0][0], Fixed(runner, 1)).ms
-    found = {"plain_ms": plain}
-    for name, drafter, text, beside in methods:
-        scheduler = scheduler_of(runner, drafter, text, beside)
-        found[f"{name}_ms"] = replies.ms(texts[0][0], scheduler, texts[0][1]).ms
-        begin(scheduler, drafter)
-        found[f"{name}_later_ms"] = replies.ms(texts[1][0], scheduler, texts[1][1]).ms
+    scheduler, beside = partial(scheduler_of, runner), "beside" if runner.own_costs else ""
+    methods = {"drafter": scheduler, "copies": partial(scheduler, copies, drafter=False)}
+    if beside:
+        methods |= {"mtp": partial(scheduler, own="alone"), "drafter_and_mtp": partial(scheduler, own=beside)}
+    methods["all"] = partial(scheduler, copies, beside)
+    for seed in range(1, 2 * texts, 2):
+        schedulers = {name: method() for name, method in methods.items()}
+        for reply, end in ((seed, "ms"), (seed + 1, "later_ms")):
+            drafted = list(cycles_of(regime, longest - 1, count, reply))
+            by_layer = list(cycles_of(surer, own_longest - 1, count, reply))
+            for name, way in schedulers.items():
+                found[f"{name}_{end}"] += replies.ms(drafted, way, by_layer).ms / texts
+    found["plain_ms"] = replies.ms(drafted, Fixed(runner, 1)).ms
     for end, over in (("ms", "over"), ("later_ms", "later_over")):
-        alone = [found[f"{name}_{end}"] for name in ("drafter", "copies", "mtp") if f"{name}_{end}" in found]
+        without_copies = min(
+            found["plain_ms"], *(found[f"{name}_{end}"] for name in ("drafter", "mtp") if name in methods)
+        )
         found[f"{over}_drafter"] = found[f"drafter_{end}"] / found[f"all_{end}"]
-        found[f"{over}_best"] = min(plain, *alone) / found[f"all_{end}"]
+        found[f"{over}_best"] = min(without_copies, found[f"copies_{end}"]) / found[f"all_{end}"]
+        if beside:
+            found[f"{over}_best_without_copies"] = without_copies / found[f"drafter_and_mtp_{end}"]
     return found
 
 
@@ -390,7 +396,7 @@ def main() -> None:
     parser.add_argument("pair", help="a name of the registry")
     parser.add_argument("--stored", choices=sorted(USUAL), help="the target's format; bfloat16 without")
     parser.add_argument("--cycles", type=int, default=500, help="of a reply, up to 600: the context holds no more")
-    parser.add_argument("--replies", type=int, default=3, help="of a regime, each with texts of its own")
+    parser.add_argument("--replies", type=int, default=3, help="of a regime or kind of text, each with its own texts")
     parser.add_argument("--only", choices=("regimes", "methods"), help="of the two tables")
     parser.add_argument("--trace", type=Path, help="beside the regimes: JSON of [[confidences, accepted], ...]")
     parser.add_argument("--mtp", action="store_true", help="the target's own layer beside the drafter")
@@ -419,7 +425,7 @@ def main() -> None:
             regimes[name] = compare(replies, several, before, costs, not name.startswith("always "))
             print(name, regimes[name], file=sys.stderr, flush=True)
         for name in COPIED if args.only != "regimes" else ():
-            methods[name] = compare_methods(replies, name, args.cycles)
+            methods[name] = compare_methods(replies, name, args.replies, args.cycles)
             print(name, methods[name], file=sys.stderr, flush=True)
     record = {"pair": [pair.target, pair.drafter], "stored": args.stored, "cycles": args.cycles, "cycle_ms": costs}
     record |= {"measured_at_load": measured, "wait_ms": runner.wait_ms, "growth": runner.growth._asdict()}
